@@ -32,7 +32,7 @@ Inference server (DESIGN 5.3), whatever its engine
     POST   /request_weight_update            WeightUpdateRequest -> WeightUpdateReply; receives, verifies, commits
     GET    /runtime/v1/status                -> ServerStatus (readiness is this, never /health)
     POST   /runtime/v1/generate              GenerateRequest -> GenerateReply
-    POST   /v1/chat/completions              OpenAI format (also /v1/chat/completion); POST /v1/completions; GET /v1/models
+    POST   /v1/chat/completions              OpenAI format, also /v1/chat/completion; /v1/completions; /v1/models
     ====== ================================= ==========================================================================
 """
 
@@ -77,6 +77,8 @@ class LeaseRequest(Message):
     """Ask for work."""
 
     actor_id: str
+    request_id: str
+    """Made fresh for each new request; a retry after a lost reply repeats it and gets the same leases again."""
     max_groups: int = Field(ge=1)
     wait_seconds: float = Field(default=5.0, ge=0, le=30)
 
@@ -90,7 +92,8 @@ class Lease(Message):
     problem_index: int
     attempts: int
     min_version: VersionField
-    """Only servers at this version or later may serve it (what makes ``maxStaleness: 0`` synchronous)."""
+    """Only servers at this version or later may serve it: the current version under ``maxStaleness: 0`` (what makes it
+    synchronous), else (0, 0), any ready server."""
     ttl_seconds: float
 
 
