@@ -13,7 +13,7 @@ Coordinator
     POST   /v1/groups                        msgpack Group -> 201 SubmitReply, 200 for a duplicate, 409 when fenced off
     POST   /v1/groups/{id}/drop              DropRequest -> 204, 409 when fenced off; the slot is returned
     POST   /v1/trainer/start                 TrainerStart -> TrainerStarted; raises the epoch
-    GET    /v1/steps/{step}/batch            ?epoch=&wait_seconds= -> 200 msgpack StepBatch, 204 not ready, 409 stale epoch
+    GET    /v1/steps/{step}/batch            ?epoch=&wait_seconds= -> 200 msgpack StepBatch, 204 not ready, 409 stale
     POST   /v1/steps/{step}/commit           StepCommit -> 204, 409 stale epoch; idempotent
     POST   /v1/checkpoints                   CheckpointDurable -> 204; payloads up to ``oldest_step`` may go
     POST   /v1/members                       MemberBeat -> MemberReply; join and heartbeat in one

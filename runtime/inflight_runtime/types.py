@@ -103,7 +103,7 @@ class Segment:
         count = len(self.ids)
         if not (len(self.mask) == len(self.logprobs) == count):
             raise InvalidSampleError(
-                f"{where}: {count} ids, {len(self.mask)} mask entries, {len(self.logprobs)} logprobs; the three must match"
+                f"{where}: {count} ids, {len(self.mask)} mask entries, {len(self.logprobs)} logprobs; they must match"
             )
         if count == 0:
             raise InvalidSampleError(f"{where}: has no tokens")

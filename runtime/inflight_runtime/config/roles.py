@@ -151,7 +151,7 @@ class ActorConfig(RoleModel):
 
 
 class LossConfig(RoleModel):
-    """The policy loss. ``reinforce_tis``: logprob x advantage x sg[min(ratio, is_cap)]; ``ppo``: the clipped surrogate."""
+    """The policy loss. ``reinforce_tis``: logprob x advantage x sg[min(ratio, is_cap)]; ``ppo``: clipped."""
 
     kind: LossKind = "reinforce_tis"
     is_cap: float | None = 2.0
