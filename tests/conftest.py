@@ -1,0 +1,57 @@
+"""Puts ``tests/`` on the path for ``support`` and fails the session when a process that a test started is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+SESSION_MARK = "INFLIGHT_TEST_SESSION"
+"""Inherited by every process that a test starts, so that one whose parent has died is found as well."""
+GRACE_SECONDS = 5.0
+
+os.environ[SESSION_MARK] = uuid.uuid4().hex
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    """Whether a test of this session started this process; Python's own resource tracker ends with the interpreter."""
+    try:
+        if process.pid == os.getpid() or process.environ().get(SESSION_MARK) != os.environ[SESSION_MARK]:
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"pid {process.pid}: {' '.join(process.cmdline())[:300]}"
+    except psutil.Error:
+        return f"pid {process.pid}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the processes that tests left behind, name them and fail the session."""
+    _, left = psutil.wait_procs([process for process in psutil.process_iter() if _is_ours(process)], GRACE_SECONDS)
+    if not left:
+        return
+    lines = [_describe(process) for process in left]
+    for process in left:
+        process.kill()
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.section("processes left behind by tests", red=True)
+        for line in lines:
+            reporter.line(line, red=True)
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED
