@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -43,7 +44,11 @@ def _describe(process: psutil.Process) -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the processes that tests left behind, name them and fail the session."""
-    _, left = psutil.wait_procs([process for process in psutil.process_iter() if _is_ours(process)], GRACE_SECONDS)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while left := [process for process in psutil.process_iter() if _is_ours(process)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)  # scanned anew each time: one that is ending may just have started another
     if not left:
         return
     lines = [_describe(process) for process in left]
