@@ -306,6 +306,13 @@ class InitGroupRequest(Message):
     timeout_seconds: float = 60.0
 
 
+class ServerVersion(Message):
+    """What a server serves, and which life of it this is."""
+
+    boot_id: str
+    version: VersionField | None = None
+
+
 class DestroyGroupRequest(Message):
     """Leave the group of this tag (a no-op when it is not there)."""
 
