@@ -1,0 +1,55 @@
+# Every target makes its own environment first (scripts/bootstrap.sh: the first time minutes, then a moment).
+SHELL := /bin/bash
+PYTHON := .venv/bin/python
+INFLIGHT := .venv/bin/inflight
+# Extra arguments for "inflight run", for instance: make demo RUN="--set spec.algorithm.steps=20"
+RUN ?=
+# Extra arguments for pytest, for instance: make test-unit PYTEST="-k ledger -x"
+PYTEST ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help bootstrap demo demo-smollm2 test lint typecheck test-unit test-integration bench lock fmt clean
+
+help: ## Show this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
+
+bootstrap: ## Make .venv from the locked requirements
+	@scripts/bootstrap.sh
+
+demo: bootstrap ## Train a tiny model to sort letters with two vLLM servers (about two minutes)
+	@$(PYTHON) examples/sort-letters/make_model.py
+	@$(INFLIGHT) run examples/sort-letters/job.yaml $(RUN)
+
+demo-smollm2: bootstrap ## Train SmolLM2-135M to answer sums (about five minutes)
+	@$(PYTHON) examples/smollm2-arithmetic/make_model.py
+	@$(INFLIGHT) run examples/smollm2-arithmetic/job.yaml $(RUN)
+
+test: ## Lint, types, unit and integration tests; prints the time of each
+	@scripts/stages.sh bootstrap lint typecheck test-unit test-integration
+
+lint: bootstrap ## Check style and format
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+
+typecheck: bootstrap ## mypy, strict
+	@$(PYTHON) -m mypy
+
+test-unit: bootstrap ## Fast tests, no server
+	@$(PYTHON) -m pytest tests/unit $(PYTEST)
+
+test-integration: bootstrap ## Tests with real processes
+	@$(PYTHON) -m pytest tests/integration $(PYTEST)
+
+bench: bootstrap ## Measure a run; prints one JSON
+	@$(PYTHON) benchmarks/bench.py
+
+lock: ## Resolve the requirements again (UPGRADE="--upgrade" moves versions)
+	@scripts/lock.sh $(UPGRADE)
+
+fmt: bootstrap ## Format and mend what can be mended
+	@$(PYTHON) -m ruff check --fix .
+	@$(PYTHON) -m ruff format .
+
+clean: ## Remove .venv, caches, runs and made models from this clone (the shared cache stays)
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist runs examples/*/model
+	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
