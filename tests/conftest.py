@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -60,3 +61,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         for line in lines:
             reporter.line(line, red=True)
     session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+# Shared cores: how long one example takes says nothing about the code.
+settings.register_profile("inflight", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("inflight")
