@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.groups import groups
 
 from inflight_runtime.types import (
     Attempt,
@@ -21,6 +21,7 @@ from inflight_runtime.types import (
     encode_group,
     make_segment,
 )
+from support.groups import groups
 
 
 def segment(**changes: object) -> Segment:
@@ -116,10 +117,8 @@ def test_a_damaged_payload_is_refused_or_still_valid_but_never_crashes(group: Gr
     raw = bytearray(encode_group(group))
     position = data.draw(st.integers(0, len(raw) - 1))
     raw[position] ^= data.draw(st.integers(1, 255))
-    try:
+    with contextlib.suppress(InvalidSampleError):
         decode_group(bytes(raw)).validate()
-    except InvalidSampleError:
-        pass
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x93\x01\x02\x03", b"not msgpack at all", b"\xc1"])
