@@ -1,0 +1,92 @@
+"""What all models of the custom resource share: strictness, camelCase on the wire, and a few field types."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+MAX_DEPTH: Final = 32
+"""Deepest nesting of a free-form field (``environment.args``, ``podTemplate``, ...)."""
+_QUANTITY: Final = r"^[+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[munkMGTPE]|[eE][+-]?[0-9]+)?$"
+
+
+class ApiModel(BaseModel):
+    """Base of the custom resource: immutable, strictly typed, unknown fields refused, camelCase on the wire.
+
+    In Python a field is named by its snake_case name or by its wire name; a job file knows the wire name only.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+    )
+
+
+def refusal(reason: str, remedy: str) -> PydanticCustomError:
+    """An error for a validator to raise, with the remedy that goes into its :class:`~.errors.Problem`."""
+    # Custom errors format their template with the context, so literal braces in a text must not be read as places.
+    return PydanticCustomError("refused", "{reason}", {"reason": reason, "remedy": remedy})
+
+
+def _check_json(value: Any, where: str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise refusal(f"is nested more than {MAX_DEPTH} levels deep{where}", "flatten it")
+    if value is None or isinstance(value, str | bool | int):
+        return
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise refusal(f"holds {value}{where}, which JSON cannot carry", "give a finite number")
+        return
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            _check_json(item, f"{where or ' at '}[{number}]", depth + 1)
+        return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise refusal(f"has the key {key!r}{where}, which is not text", f'write it in quotes: "{key}"')
+            _check_json(item, f"{where}.{key}" if where else f" at {key}", depth + 1)
+        return
+    raise refusal(f"holds a {type(value).__name__}{where}, which JSON cannot carry", "write it as text, in quotes")
+
+
+def _json_object(value: dict[str, Any]) -> dict[str, Any]:
+    _check_json(value, "", 0)
+    return value
+
+
+def _quantity(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return value
+    text = str(value)
+    if re.match(_QUANTITY, text) is None:
+        raise refusal(
+            f"is not a Kubernetes quantity ({text!r})", 'write a number with an optional unit, for instance "16Gi"'
+        )
+    return text
+
+
+JsonObject = Annotated[dict[Any, Any], AfterValidator(_json_object)]
+"""A free-form map that is passed on as it is: text keys, JSON values."""
+
+Quantity = Annotated[
+    str, BeforeValidator(_quantity, json_schema_input_type=int | float | str), Field(examples=["16Gi", "500m"])
+]
+"""A Kubernetes quantity: ``16Gi``, ``500m``, ``2``."""
+
+ObjectName = Annotated[
+    str,
+    Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", examples=["my-object"]),
+]
+"""The name of another Kubernetes object (RFC 1123 subdomain)."""
