@@ -6,9 +6,9 @@ A tensor's digest is a position-weighted sum of its raw bytes, modulo 2^64::
 
 Words are the tensor's bytes read as int32 (elements of 4 bytes and more), int16 (2 bytes) or uint8 (1 byte). All
 weights are odd, hence invertible modulo 2^64: no single changed word can go unnoticed, whatever it was changed to. The
-weights are mixed from the position (SplitMix64), so values that swapped places, or two flipped signs, change the sum too,
-but for a chance of about 2^-32. It guards against lost, torn and misplaced bytes, not against a forger: that is what the
-job's token is for.
+weights are mixed from the position (SplitMix64), so values that swapped places, or two flipped signs, change the sum
+too, but for a chance of about 2^-32. It guards against lost, torn and misplaced bytes, not against a forger: that is
+what the job's token is for.
 
 It runs in torch where the bytes are (CPU or GPU), in small scratch memory; its value does not depend on the chunking.
 """
