@@ -88,7 +88,7 @@ def parse_job(text: str, where: str) -> RLTrainingJob:
     Raises:
         JobError: it is no job that can work.
     """
-    data, lines = _read_yaml(text, where)
+    data, lines = read_yaml(text, where)
     return validate_job(data, where, lines)
 
 
@@ -119,7 +119,19 @@ def validate_job(data: object, where: str, lines: Lines | None = None) -> RLTrai
         raise JobError(problems_from(error, RLTrainingJob, lines), where) from None
 
 
-def _read_yaml(text: str, where: str) -> tuple[Any, Lines]:
+def read_yaml(text: str, where: str) -> tuple[Any, Lines]:
+    """Read the one YAML document of a job file without checking what it says.
+
+    Args:
+        text: YAML (JSON is YAML too).
+        where: name of its source, for messages.
+
+    Returns:
+        Plain data (``None`` for an empty text) and the line of every path in it.
+
+    Raises:
+        JobError: it is no YAML, or no single document.
+    """
     loader: _JobLoader | None = None
     try:
         loader = _JobLoader(text)
