@@ -32,6 +32,11 @@ RESERVED_ENGINE_ARGS: Final = {
     "seed": "set spec.algorithm.seed",
     "host": "addresses are given by the run",
     "port": "addresses are given by the run",
+    "uds": "addresses are given by the run",
+    "root-path": "the roles call the server's routes where they are",
+    "headless": "the roles call the server's routes",
+    "skip-tokenizer-init": "the chat route needs the tokenizer",
+    "api-server-count": "weight updates need one API process per server",
     "api-key": "every run makes its own token",
     "worker-extension-cls": "Inflight's own extension receives the weights",
     "worker-cls": "Inflight's own extension receives the weights",
@@ -107,6 +112,11 @@ class WeightSyncSpec(ApiModel):
     """Seconds a server may take for one update; one that takes longer is evicted, never waited for."""
 
 
+def _flag_spelling(name: str) -> str:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.strip().lstrip("-")).lower()
+    return re.sub(r"[^a-z0-9.]+", "-", words).strip("-") or "for instance max-num-batched-tokens"
+
+
 class InferenceSpec(PodRole):
     """The inference servers."""
 
@@ -129,11 +139,13 @@ class InferenceSpec(PodRole):
     @classmethod
     def _only_free_flags(cls, value: dict[Any, Any]) -> dict[Any, Any]:
         for name, setting in value.items():
-            spelling = str(name).lstrip("-").replace("_", "-")
-            if spelling in RESERVED_ENGINE_ARGS:
-                raise refusal(f"{name} is set by the run itself", RESERVED_ENGINE_ARGS[spelling])
-            if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) is None:
-                raise refusal(f"{name!r} is not spelt as a flag of the engine", f"write {spelling}")
+            spelling = name.lstrip("-").replace("_", "-")
+            # `model.x` sets a part of a structured flag, `no-x` unsets one.
+            flag = spelling.partition(".")[0].removeprefix("no-")
+            if flag in RESERVED_ENGINE_ARGS:
+                raise refusal(f"{name} is set by the run itself", f"remove it: {RESERVED_ENGINE_ARGS[flag]}")
+            if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*(\.\w+)*", name) is None:
+                raise refusal(f"{name!r} is not spelt as a flag of the engine", f"write {_flag_spelling(name)}")
             if setting is None:
                 raise refusal(f"{name} has no value", "give one (true for a bare flag), or remove it")
         for name in ("max-model-len", "kv-cache-memory-bytes"):
