@@ -1,0 +1,222 @@
+"""One process, one device: a Hugging Face causal language model with AdamW.
+
+Master weights are float32. With ``dtype: bfloat16`` the model computes under autocast; the logits that probabilities
+come from are float32 in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from inflight_runtime.config.roles import TrainerConfig
+from inflight_runtime.trainer.batching import TrainSequence
+from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats, TokenStats
+from inflight_runtime.trainer.logprobs import next_token_stats, scaled_logits
+from inflight_runtime.trainer.packing import MicroBatch, plan_step
+from inflight_runtime.trainer.schedule import learning_rate
+
+STATE_FORMAT: Final = 1
+"""Layout of ``trainer.pt``."""
+SELF_CHECK_TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.25}
+"""Largest difference between shared-prefix and plain logprobs, in nats; a mask that is ignored is off by whole nats."""
+
+
+class SingleEngine:
+    """Implements :class:`~inflight_runtime.trainer.contract.TrainerEngine` for one process."""
+
+    model: Any
+    optimizer: torch.optim.AdamW
+
+    def init(self, config: TrainerConfig, resume: Path | None, step: int) -> EngineInfo:
+        """See the contract."""
+        torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise EngineError("trainer device is 'cuda' and torch sees no CUDA device; set it to 'cpu' or find the GPU")
+        self.config = config
+        self.device = torch.device(config.device)
+        self.step = step
+        self.autocast = config.model.dtype == "bfloat16"
+        self.model = _load_model(config, config.model.path if resume is None else str(resume / "model"))
+        self.model.to(self.device)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = _make_optimizer(self.model, config)
+        if resume is not None:
+            self._load_state(resume / "trainer.pt")
+        head = self.model.get_output_embeddings()
+        self.vocab_size = int(head.weight.shape[0])
+        text = self.model.config.get_text_config()
+        _check_attention_window(text, config.model.max_length)
+        self._check_shared_prefixes()
+        count = sum(parameter.numel() for parameter in self.parameters)
+        return EngineInfo(parameters=count, vocab_size=self.vocab_size, hidden_size=int(text.hidden_size))
+
+    def forward(self, batch: MicroBatch) -> TokenStats:
+        """See the contract."""
+        ids = self._tensor(batch.ids)
+        ends = self._tensor(batch.ends)
+        order = torch.arange(ids.shape[1], device=self.device)
+        mask = (order[:, None] >= order) & (order[:, None] < ends[:, None, :])
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            states = self.model.base_model(
+                input_ids=ids,
+                attention_mask=mask[:, None],
+                position_ids=self._tensor(batch.positions),
+                use_cache=False,
+            ).last_hidden_state
+            hidden = states.view(-1, states.shape[-1]).index_select(0, self._tensor(batch.sources))
+            logprobs, entropy, sample = next_token_stats(
+                hidden,
+                self.model.get_output_embeddings(),
+                self.vocab_size,
+                self._tensor(batch.token_sources),
+                self._tensor(batch.targets),
+                temperature=self.config.temperature,
+                bonus=self.config.loss.entropy_bonus != 0.0,
+            )
+        return TokenStats(logprobs, entropy, sample)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """See the contract."""
+        del last  # nothing to synchronise between ranks
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def optimizer_step(self, *, skip: bool = False) -> StepStats:
+        """See the contract."""
+        self.step += 1
+        rate = learning_rate(self.config.optimizer, self.step, self.config.steps)
+        limit = self.config.optimizer.grad_clip_norm
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit))
+        applied = not skip and norm - norm == 0.0  # finite
+        if applied:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepStats(grad_norm=norm, learning_rate=rate, applied=applied)
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See the contract."""
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach()
+
+    def save(self, directory: Path) -> None:
+        """See the contract."""
+        self.model.save_pretrained(directory / "model")
+        rng = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self.device)
+        state = {
+            "format": STATE_FORMAT,
+            "step": self.step,
+            "optimizer": self.optimizer.state_dict()["state"],
+            "parameters": self._parameter_names(),
+            "rng": rng,
+        }
+        torch.save(state, directory / "trainer.pt")
+
+    def close(self) -> None:
+        """See the contract."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _tensor(self, array: Any) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+    def _parameter_names(self) -> list[str]:
+        """In the optimizer's order, which its state is keyed by."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _load_state(self, path: Path) -> None:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if state.get("format") != STATE_FORMAT or state["parameters"] != self._parameter_names():
+            raise EngineError(
+                f"{path} is not of this model or of format {STATE_FORMAT}: its optimizer state cannot be used; "
+                "start from the weights alone by giving the checkpoint's model directory as the job's model"
+            )
+        # The config's hyperparameters win over those that were saved.
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state["optimizer"]})
+        torch.set_rng_state(state["rng"]["cpu"])
+        if self.device.type == "cuda" and "cuda" in state["rng"]:
+            torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
+
+    def _check_shared_prefixes(self) -> None:
+        """Compare a shared-prefix row with plain sequences: a model that ignores the mask would train on nonsense."""
+        prompt, answers = [5, 3, 4], ([6, 7, 8, 9], [6, 2, 9, 7], [1, 6, 5, 3])
+        rows = [torch.tensor(prompt + answer) % self.vocab_size for answer in answers]
+        sequences = [_probe(row, len(prompt), float(index)) for index, row in enumerate(rows)]
+        (batch,) = plan_step([sequences], 64, 0.0)
+        with torch.no_grad():
+            shared = self.forward(batch).logprobs.cpu()
+            plain = []
+            for row in rows:
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+                    output = self.model(input_ids=row[None].to(self.device), use_cache=False)
+                logprobs = scaled_logits(output.logits[0], nn.Identity(), self.config.temperature).log_softmax(-1).cpu()
+                plain.append(logprobs[:-1].gather(1, row[1:, None])[len(prompt) - 1 :, 0])
+        # old_logprobs carry the sequence's number, since packing sorts the sequences
+        worst = max(
+            float((shared[torch.from_numpy(batch.old_logprobs) == index] - expected).abs().max())
+            for index, expected in enumerate(plain)
+        )
+        if not worst <= SELF_CHECK_TOLERANCE[self.config.model.dtype]:
+            raise EngineError(
+                f"model {self.config.model.path} ({type(self.model).__name__}): logprobs of sequences that share a "
+                f"prefix differ by {worst:.3g} from those of plain ones; this architecture ignores the attention mask, "
+                "the position ids or changes the logits after its head, and cannot be trained by the 'single' engine"
+            )
+
+
+def _load_model(config: TrainerConfig, path: str) -> Any:
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            trust_remote_code=config.model.trust_remote_code,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise EngineError(f"model {path} cannot be loaded: {error}") from error
+    # Dropout would make the policy that is trained another one than the policy that samples.
+    return model.eval()
+
+
+def _make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
+    """AdamW; biases and norm scales (one-dimensional) are not decayed, as is usual."""
+    settings = config.optimizer
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
+
+
+def _check_attention_window(text_config: Any, max_length: int) -> None:
+    window = getattr(text_config, "sliding_window", None)
+    if window and getattr(text_config, "use_sliding_window", True) and max_length > window:
+        raise EngineError(
+            f"the model attends to a sliding window of {window} tokens and max_length is {max_length}: shared prefixes "
+            "need full attention; lower the job's maximum length to the window or use another model"
+        )
+
+
+def _probe(row: Tensor, prompt: int, number: float) -> TrainSequence:
+    ids = row.numpy().astype("int32")
+    sampled = torch.arange(prompt, len(ids)).numpy()
+    return TrainSequence(ids, sampled, torch.full((len(sampled),), number).numpy(), 1.0, 1.0)
