@@ -45,7 +45,7 @@ class Ledger:
         self.run = Run(self._db, Policy.from_config(config))
         self.evaluation = EvaluationBook(self._db, config.evaluation)
         self.rollouts = Rollouts(self.run, payloads, self.evaluation, shuffle=config.shuffle, seed=config.seed)
-        self.steps = Steps(self.run, payloads, self.evaluation)
+        self.steps = Steps(self.run, payloads, self.evaluation, self.rollouts)
         self._claim()
         self.audit()
 

@@ -14,6 +14,7 @@ from inflight_runtime.coordinator import admission
 from inflight_runtime.coordinator.admission import Candidate
 from inflight_runtime.coordinator.evaluation import EvaluationBook
 from inflight_runtime.coordinator.payloads import PayloadRef, PayloadStore
+from inflight_runtime.coordinator.rollouts import Rollouts
 from inflight_runtime.coordinator.run import RefusedError, Run
 
 
@@ -27,21 +28,36 @@ class BatchPlan:
     excluded: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A trainer's new epoch, and the leases that are still held: (group id, fence, actor id)."""
+
+    epoch: int
+    held: list[tuple[int, int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownGroup:
+    """A group whose payload may be shown to people; ``step`` is ``None`` before it is in a batch."""
+
+    state: str
+    step: int | None
+    ref: PayloadRef
+
+
 class Steps:
     """Groups from ``completed`` over ``assigned(step)`` to ``trained(step)``."""
 
-    def __init__(self, run: Run, payloads: PayloadStore, evaluation: EvaluationBook) -> None:
+    def __init__(self, run: Run, payloads: PayloadStore, evaluation: EvaluationBook, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
         self._run = run
         self._db = run.db
         self._policy = run.policy
         self._payloads = payloads
         self._evaluation = evaluation
 
-    def start_trainer(self, resume_step: int) -> int:
+    def start_trainer(self, resume_step: int) -> Started:
         """Begin a new epoch at ``resume_step``: later steps go back to assigned, with the same groups.
-
-        Returns:
-            The new epoch.
 
         Raises:
             RefusedError: 410, the run has failed; 422, there is no way to go on from that step.
@@ -82,7 +98,7 @@ class Steps:
         self._run.reopen()
         self._evaluation.restart(resume_step)
         self._run.end_if_done()
-        return self._db.count("epoch")
+        return Started(self._db.count("epoch"), self._rollouts.held())
 
     def _take_leases_back(self) -> None:
         """Under η = 0 what is being generated was meant for weights that the rollback has taken away."""
@@ -229,6 +245,25 @@ class Steps:
                 self._db.sql.execute("UPDATE groups SET segment = NULL WHERE segment = ?", (segment,))
                 gone.append(segment)
         return gone
+
+    def shown(self, step: int | None, limit: int) -> list[ShownGroup]:
+        """Find groups to show: those of ``step``, or the newest trained (or, before there are any, completed) ones."""
+        columns = "SELECT state, step, segment, offset, length FROM groups"
+        if step is not None:
+            rows = self._db.sql.execute(
+                f"{columns} WHERE step = ? AND state != 'dropped' AND segment IS NOT NULL ORDER BY id LIMIT ?",
+                (step, limit),
+            ).fetchall()
+        else:
+            rows = self._db.sql.execute(
+                f"{columns} WHERE step <= ? AND state = 'trained' AND segment IS NOT NULL "
+                "ORDER BY step DESC, id DESC LIMIT ?",
+                (self._db.count("trained_step"), limit),
+            ).fetchall()
+            rows += self._db.sql.execute(
+                f"{columns} WHERE state = 'completed' ORDER BY id DESC LIMIT ?", (limit - len(rows),)
+            ).fetchall()
+        return [ShownGroup(row[0], row[1], PayloadRef(*row[2:])) for row in rows]
 
     def _check_epoch(self, epoch: int) -> None:
         current = self._db.count("epoch")
