@@ -200,8 +200,9 @@ class TrainerSpec(PodRole):
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     """The optimizer."""
     micro_batch_tokens: int | None = Field(default=None, ge=1, le=100_000_000)
-    """Token budget of one forward and backward pass; it must hold one whole group (its prompt once and groupSize x
-    maxTokens). Left out: 8192, or one group of the longest kind if that is more."""
+    """Token budget of one forward and backward pass. A group of up to 8192 tokens (its prompt once, and groupSize x
+    maxTokens) must fit whole; of a longer one, each attempt. Left out: 8192, or the longest sequence if that is
+    more."""
     precision: TrainerPrecision = "float32"
     """Number format of training. Steps of 1e-6 are lost in bfloat16 weights, so there is only float32 as yet."""
     max_restarts: int = Field(default=3, ge=0, le=1000)

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from .job import RLTrainingSpec
 
 
+DEFAULT_MICRO_BATCH_TOKENS: Final = 8192
+"""Token budget of a micro-batch where the spec gives none, unless one sequence alone is longer."""
+
+
 def find_contradictions(spec: RLTrainingSpec) -> list[Problem]:
     """All combinations in a well-typed spec that are refused."""
     return [problem for rule in _RULES for problem in rule(spec)]
@@ -65,15 +69,32 @@ def _loss(spec: RLTrainingSpec) -> Iterator[Problem]:
 
 
 def _budget(spec: RLTrainingSpec) -> Iterator[Problem]:
+    # A group of up to 8192 tokens must fit whole: split over rows, its prompt would be computed twice. Of a longer one
+    # an attempt must fit, which cannot be cut.
     budget = spec.trainer.micro_batch_tokens
-    group, tokens = spec.algorithm.group_size, spec.sampling.max_tokens
-    least = group * tokens + 1
+    size, tokens = spec.algorithm.group_size, spec.sampling.max_tokens
+    group = size * tokens + 1
+    whole = group <= DEFAULT_MICRO_BATCH_TOKENS
+    least = group if whole else tokens + 1
     if budget is not None and budget < least:
+        what = f"one group: {size} attempts" if whole else "one attempt"
         yield Problem(
             "spec.trainer.microBatchTokens",
             show(budget),
-            f"cannot hold one group: {group} attempts of up to {tokens} tokens and their prompt",
-            f"raise it above {least - 1}, lower spec.sampling.maxTokens or spec.algorithm.groupSize, or leave it out",
+            f"cannot hold {what} of up to {tokens} tokens and the prompt",
+            f"raise it to {least} and the length of your prompts, lower spec.sampling.maxTokens"
+            f"{' or spec.algorithm.groupSize' if whole else ''}, or leave it out",
+        )
+
+
+def _concurrency(spec: RLTrainingSpec) -> Iterator[Problem]:
+    held, group = spec.inference.max_concurrent, spec.algorithm.group_size
+    if (spec.inference.replicas or 1) > 1 and held < group:
+        yield Problem(
+            "spec.inference.maxConcurrent",
+            show(held),
+            f"groups are given out whole, and no server could hold one of {group} attempts: all but one would idle",
+            f"set it to {group} or more, or lower spec.algorithm.groupSize",
         )
 
 
@@ -175,6 +196,7 @@ _RULES: Final[tuple[Callable[[RLTrainingSpec], Iterator[Problem]], ...]] = (
     _model,
     _loss,
     _budget,
+    _concurrency,
     _staleness,
     _lengths,
     _schedule,

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from inflight_runtime.api import RLTrainingJob
+from inflight_runtime.api.rules import DEFAULT_MICRO_BATCH_TOKENS
 from inflight_runtime.config import roles
 from inflight_runtime.config.model_files import ModelFacts, read_model_facts
 
 Device = Literal["cpu", "cuda"]
 
-DEFAULT_MICRO_BATCH_TOKENS: Final = 8192
-"""Token budget of a micro-batch, unless one group alone is longer."""
 MIN_KV_BYTES: Final = 64 * 1024 * 1024
 MAX_KV_BYTES: Final = 2 * 1024 * 1024 * 1024
 """Bounds of a CPU server's KV cache; passed only where one sequence of full length takes more."""
@@ -159,16 +158,12 @@ def longest_sequence(job: RLTrainingJob, facts: ModelFacts) -> int:
 
 
 def micro_batch_tokens(job: RLTrainingJob, max_length: int) -> int:
-    """Token budget of a micro-batch: as given, else 8192 or the longest possible group if that is more.
+    """Token budget of a micro-batch: as given, else 8192 or the longest sequence if that is more.
 
-    A group's prompt is computed once, so the longest group takes ``max_length - maxTokens`` tokens of prompt and
-    ``groupSize * maxTokens`` of answers.
+    A sequence cannot be cut, so one must fit; a group that is longer than the budget is split over rows.
     """
     given = job.spec.trainer.micro_batch_tokens
-    if given is not None:
-        return given
-    tokens = min(job.spec.sampling.max_tokens, max_length)
-    return max(DEFAULT_MICRO_BATCH_TOKENS, (max_length - tokens) + job.spec.algorithm.group_size * tokens)
+    return max(DEFAULT_MICRO_BATCH_TOKENS, max_length) if given is None else given
 
 
 def actor_concurrency(job: RLTrainingJob) -> int:
