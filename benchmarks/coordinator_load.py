@@ -68,9 +68,8 @@ class Pace:
         await asyncio.sleep(max(0.0, self._next - time.monotonic()))
 
 
-async def actor(
-    client: CoordinatorClient, name: str, concurrency: int, tokens: int, pace: Pace, seen: list[float]
-) -> None:
+async def actor(client: CoordinatorClient, name: str, tokens: int, pace: Pace, seen: list[float]) -> None:
+    concurrency = 16
     rng = np.random.default_rng(0)
     free = asyncio.Semaphore(concurrency)
     tasks: set[asyncio.Task[None]] = set()
@@ -159,7 +158,7 @@ async def measure(options: argparse.Namespace, url: str, process: psutil.Process
             tasks.create_task(trainer(client)),
             tasks.create_task(watcher(client)),
             *(
-                tasks.create_task(actor(client, f"actor-{number}", 16, options.tokens, pace, latencies))
+                tasks.create_task(actor(client, f"actor-{number}", options.tokens, pace, latencies))
                 for number in range(options.actors)
             ),
         ]

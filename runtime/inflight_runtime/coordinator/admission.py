@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from inflight_runtime.config.roles import CoordinatorConfig, OverAge, ZeroVariance
-from inflight_runtime.types import Group
 
 MIN_SURVIVORS: Final = 2
 """A group-relative baseline needs two attempts."""
@@ -174,39 +173,3 @@ def exclusions(policy: Policy, step: int, candidates: Iterable[Candidate]) -> di
         elif policy.over_age == "drop" and (step - 1) - candidate.oldest_step > policy.max_staleness:
             found[candidate.group_id] = OVER_AGE
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A validated group boiled down to what the ledger needs; ``payload`` is kept as it came."""
-
-    group_id: int
-    fence: int
-    problem_index: int
-    attempts: int
-    rewards: tuple[float, ...]
-    """Of the surviving attempts."""
-    parts: tuple[dict[str, float], ...]
-    oldest_step: int
-    """Smallest step among the versions of the surviving attempts' tokens; 0 without survivors."""
-    payload: bytes
-
-    @property
-    def failed(self) -> int:
-        """Number of attempts that failed."""
-        return self.attempts - len(self.rewards)
-
-
-def summarize(group: Group, payload: bytes) -> Submission:
-    """Boil a decoded group down to a :class:`Submission`."""
-    survivors = group.survivors
-    return Submission(
-        group_id=group.group_id,
-        fence=group.fence,
-        problem_index=group.problem_index,
-        attempts=len(group.attempts),
-        rewards=tuple(attempt.reward for attempt in survivors),
-        parts=tuple(attempt.parts for attempt in survivors),
-        oldest_step=min((span.step for attempt in survivors for span in attempt.spans()), default=0),
-        payload=payload,
-    )

@@ -6,8 +6,8 @@ import json
 from typing import Final
 
 from inflight_runtime.config.roles import Evaluation
-from inflight_runtime.coordinator.admission import Submission
 from inflight_runtime.coordinator.database import Database
+from inflight_runtime.coordinator.inspection import Submission
 from inflight_runtime.types import Version
 
 EVALUATION_BASE: Final = 1_000_000_000

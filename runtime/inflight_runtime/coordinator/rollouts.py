@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from inflight_runtime.coordinator import admission
-from inflight_runtime.coordinator.admission import Submission
 from inflight_runtime.coordinator.evaluation import EVALUATION_BASE, EvaluationBook
+from inflight_runtime.coordinator.inspection import Submission
 from inflight_runtime.coordinator.payloads import PayloadStore
 from inflight_runtime.coordinator.run import RefusedError, Run
 from inflight_runtime.coordinator.sampler import ExhaustedError, Sampler

@@ -14,6 +14,7 @@ import msgpack
 from inflight_runtime.config.roles import CoordinatorConfig
 from inflight_runtime.coordinator import admission
 from inflight_runtime.coordinator.admission import Room
+from inflight_runtime.coordinator.inspection import inspect
 from inflight_runtime.coordinator.leases import LeaseClock
 from inflight_runtime.coordinator.ledger import Ledger
 from inflight_runtime.coordinator.membership import Membership
@@ -46,7 +47,7 @@ from inflight_runtime.protocol import (
     TrainerStarted,
     VersionField,
 )
-from inflight_runtime.types import Version, decode_group
+from inflight_runtime.types import Version
 
 T = TypeVar("T")
 Observe = Callable[[int, float], None]
@@ -170,7 +171,7 @@ class Coordinator:
             InvalidSampleError: the payload breaks the data model.
             RefusedError: fenced off, or not what was leased.
         """
-        submission = admission.summarize(decode_group(payload), payload)
+        submission = inspect(payload)
         receipt = await self._writer.run(lambda ledger: ledger.rollouts.submit(submission))
         self._settle(submission.group_id, submission.fence, receipt)
         return receipt.status, SubmitReply(state=receipt.state, reason=receipt.reason)
