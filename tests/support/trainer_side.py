@@ -133,10 +133,10 @@ class TrainerSide:
         )
         return request.model_dump() | changes
 
-    def send(self, snapshot: Snapshot, *, buckets: int | None = None) -> None:
-        """Broadcast the snapshot's bytes, or only the first ``buckets``."""
+    def send(self, snapshot: Snapshot, *, first: int = 0, stop: int | None = None) -> None:
+        """Broadcast the snapshot's bytes, or only the buckets ``first`` to ``stop``."""
         assert self.pair is not None
-        for bucket in plan_buckets(snapshot.specs, BUCKET_BYTES)[:buckets]:
+        for bucket in plan_buckets(snapshot.specs, BUCKET_BYTES)[first:stop]:
             self.pair.broadcast(snapshot.flat[bucket.start : bucket.end])
 
     def request(self, body: dict[str, Any]) -> tuple[int, Any]:
