@@ -20,7 +20,7 @@ from urllib.error import HTTPError, URLError
 from inflight_runtime.config.roles import InferenceConfig, ModelFiles
 
 TOKEN = "a-token-for-tests"  # not a secret
-START_DEADLINE_S = 150.0
+START_DEADLINE_S = 240.0
 END_GRACE_S = 15.0
 LOG_LINES = 60
 
@@ -126,7 +126,9 @@ def start_server(
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | (env or {})
         )
-    server = RunningServer(config, f"http://{config.host}:{config.port}", config.token_file.read_text(), process, log_path)
+    server = RunningServer(
+        config, f"http://{config.host}:{config.port}", config.token_file.read_text(), process, log_path
+    )
     try:
         wait_for_status(server, deadline_s)
         yield server
