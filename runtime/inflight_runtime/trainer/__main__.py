@@ -1,0 +1,99 @@
+"""``python -m inflight_runtime.trainer --config FILE``, plainly or under ``python -m torch.distributed.run``.
+
+Exit codes: 0 all steps done; 1 the run cannot go on; 2 bad config, model or checkpoint directory; 3 another trainer has
+taken over; 143 and 130 after SIGTERM and SIGINT, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from inflight_runtime.aio import BackgroundLoop
+from inflight_runtime.config.roles import TrainerConfig, load_role_config
+from inflight_runtime.coordinator.client import (
+    CoordinatorClient,
+    CoordinatorError,
+    CoordinatorUnavailableError,
+    FencedError,
+)
+from inflight_runtime.trainer.batching import BatchError
+from inflight_runtime.trainer.checkpoint import CheckpointError
+from inflight_runtime.trainer.contract import EngineError
+from inflight_runtime.trainer.engines import make_engine
+from inflight_runtime.trainer.loop import ConfigMismatchError, NonFiniteError, Trainer
+from inflight_runtime.trainer.remote import NoBatchError, Remote
+from inflight_runtime.trainer.signals import StopRequest
+from inflight_runtime.weights.errors import StaleEpochError
+from inflight_runtime.weights.publisher import Publisher
+
+logger = logging.getLogger("inflight_runtime.trainer")
+
+EXIT_FAILED: Final = 1
+EXIT_BAD_INPUT: Final = 2
+EXIT_SUPERSEDED: Final = 3
+
+
+def main() -> int:
+    """Run one trainer rank; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m inflight_runtime.trainer", description="Train one run.")
+    parser.add_argument("--config", type=Path, required=True, help="rendered trainer config (JSON)")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        config = load_role_config(TrainerConfig, arguments.config)
+        token = config.token_file.read_text().strip()
+        engine = make_engine(config.engine)
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if config.engine == "single" and world != 1:
+            raise EngineError(f"engine 'single' runs as one process and was started as {world}")
+    except (OSError, ValidationError, ValueError, EngineError) as error:
+        logger.error("cannot start: %s", error)
+        return EXIT_BAD_INPUT
+
+    stop = StopRequest()
+    stop.install()
+    background = BackgroundLoop("trainer-network")
+    client = CoordinatorClient(config.coordinator_url, token)
+    trainer = Trainer(
+        config,
+        engine,
+        Remote(background, client),
+        lambda epoch, log: Publisher(client, epoch=epoch, token=token, config=config.weight_sync, log=log),
+        stop,
+    )
+    try:
+        trainer.run()
+    except (FencedError, StaleEpochError) as error:
+        logger.error("another trainer has taken over this run, so this one ends: %s", error)
+        return EXIT_SUPERSEDED
+    except (EngineError, ConfigMismatchError) as error:
+        logger.error("cannot train: %s", error)
+        return EXIT_BAD_INPUT
+    except CheckpointError as error:
+        logger.error("%s", error)
+        return EXIT_FAILED if trainer.step else EXIT_BAD_INPUT
+    except (BatchError, NoBatchError, NonFiniteError, CoordinatorError, CoordinatorUnavailableError) as error:
+        logger.error("training ends: %s", error)
+        return EXIT_FAILED
+    except Exception:
+        logger.exception("training ends on an unexpected error")
+        return EXIT_FAILED
+    finally:
+        background.close()
+    return stop.exit_code if stop.requested and trainer.step < config.steps else 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of torch and of transports must not hold up, or crash, a process that has done its work.
+    os._exit(code)
