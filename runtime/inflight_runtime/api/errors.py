@@ -190,8 +190,6 @@ def _explain(details: ErrorDetails, root: type[BaseModel]) -> Problem:
         )
     if kind == "refused":
         return Problem(path, shown, str(ctx["reason"]), str(ctx["remedy"]))
-    if kind == "recursion_loop":
-        return Problem(path, None, "contains itself", "remove the YAML alias that points back to its own parent")
     return Problem(path, shown, details["msg"], f"expected: {_about(field)}")
 
 

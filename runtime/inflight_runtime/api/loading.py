@@ -37,7 +37,9 @@ _JobLoader.add_implicit_resolver(
 )
 _JobLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
+    re.compile(
+        r"^([-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))|\.(nan|NaN|NAN))$"
+    ),
     list("-+0123456789."),
 )
 
@@ -51,6 +53,20 @@ def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
     return float(text)
 
 
+def _construct_text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    # JSON writes characters beyond the first 65536 as two escapes, which PyYAML leaves as two halves.
+    text = str(loader.construct_scalar(node))
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise yaml.constructor.ConstructorError(
+            None, None, "half a character (\\ud800...\\udfff)", node.start_mark
+        ) from None
+
+
+_JobLoader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 _JobLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 _JobLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
