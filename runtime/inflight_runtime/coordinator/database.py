@@ -74,7 +74,11 @@ class Database:
                 )
             self._load()
         except sqlite3.DatabaseError as error:
+            self.sql.close()
             raise LedgerDamagedError(f"{path} is not a usable ledger: {error}") from error
+        except LedgerDamagedError:
+            self.sql.close()
+            raise
 
     def _load(self) -> None:
         self.counts: dict[str, int] = dict(self.sql.execute("SELECT name, value FROM counters").fetchall())

@@ -46,8 +46,12 @@ class Ledger:
         self.evaluation = EvaluationBook(self._db, config.evaluation)
         self.rollouts = Rollouts(self.run, payloads, self.evaluation, shuffle=config.shuffle, seed=config.seed)
         self.steps = Steps(self.run, payloads, self.evaluation, self.rollouts)
-        self._claim()
-        self.audit()
+        try:
+            self._claim()
+            self.audit()
+        except LedgerDamagedError:
+            self._db.close()
+            raise
 
     def snapshot(self) -> Snapshot:
         """A copy of the numbers."""

@@ -141,7 +141,8 @@ class Membership:
             server.evicted_by_publisher = True
         else:
             server.state, server.reason = told.state, told.reason
-            server.last_beat = now
+            if told.state == "READY":
+                server.last_beat = now  # it has just answered the publisher
             if told.version is not None:
                 server.version = _version(told.version)
         if told.pause_ms is not None:
