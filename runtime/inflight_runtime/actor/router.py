@@ -27,6 +27,8 @@ FIRST_BACKOFF_S: Final = 0.05
 LONGEST_BACKOFF_S: Final = 5.0
 POLL_S: Final = 20.0
 WAIT_TICK_S: Final = 0.25
+SILENT_S: Final = 2.0
+"""A server that is evicted and has not been heard of for this long will not answer what it was asked either."""
 RETRYABLE_STATUS: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 
@@ -136,12 +138,24 @@ class Router:
         return self._servers
 
     def update(self, members: MembersReply) -> None:
-        """Take over a snapshot; records of processes that are gone are forgotten once nothing is in flight there."""
+        """Take over a snapshot.
+
+        What is in flight at a process that is gone, or evicted and silent, is asked of another one at once: a server
+        that has stopped keeps its connections open and would hold them up to the request's deadline.
+        """
         self._servers = [Server.of(member) for member in members.members]
+        silent = {
+            ServerKey(member.server_id, member.boot_id): f"evicted ({member.reason or 'no reason given'})"
+            for member in members.members
+            if member.state == "EVICTED" and member.seconds_since_beat >= SILENT_S
+        }
         current = {server.key for server in self._servers}
         for key in [key for key, record in self._records.items() if key not in current and record.in_flight == 0]:
             del self._records[key]
-        self._wake()
+        for key, record in self._records.items():
+            if key in silent or key not in current:
+                record.give_up(silent.get(key, "gone, or restarted"))
+        self._changed.set()
 
     async def generate(self, request: GenerateRequest, route: Route) -> list[Sampled]:
         """Get ``request.n`` answers, in the order of ``request.seeds``.
@@ -187,31 +201,36 @@ class Router:
         record = self._record(server.key)
         record.in_flight += request.n
         record.breaker.begin()
-        verdict = False
+        body = request.model_dump_json(exclude_defaults=True).encode()
+        exchange = asyncio.create_task(self._exchange(server.url, body))
+        record.exchanges[exchange] = ""
         try:
-            body = request.model_dump_json(exclude_defaults=True).encode()
-            status, answer = await self._exchange(server.url, body)
-            if status == 200:
-                reply = _read(answer, server, request.n, min_version)
-            elif status in RETRYABLE_STATUS:
+            try:
+                status, answer = await exchange
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                reason = record.exchanges[exchange]
+                if reason and task is not None and not task.cancelling():
+                    raise _ServerError(reason) from None
+                raise
+            if status in RETRYABLE_STATUS:
                 raise _ServerError(f"status {status}: {_error_text(answer)}")
-            else:
-                record.breaker.success()  # it is alive, and says that the request is wrong
-                verdict = True
-                raise GenerationRefusedError(f"{server.server_id} answered {status}: {_error_text(answer)}")
+            reply = _read(answer, server, request.n, min_version) if status == 200 else None
         except _ServerError:
             record.breaker.failure(asyncio.get_running_loop().time())
-            verdict = True
             raise
-        else:
-            record.breaker.success()
-            verdict = True
-            return reply
+        except BaseException:
+            exchange.cancel()
+            record.breaker.withdrawn()
+            raise
         finally:
-            if not verdict:
-                record.breaker.withdrawn()
             record.in_flight -= request.n
-            self._wake()
+            del record.exchanges[exchange]
+            self._changed.set()
+        record.breaker.success()  # one that refuses a request is alive as well
+        if reply is None:
+            raise GenerationRefusedError(f"{server.server_id} answered {status}: {_error_text(answer)}")
+        return reply
 
     async def _exchange(self, url: str, body: bytes) -> tuple[int, bytes]:
         if self._session is None:
@@ -269,9 +288,6 @@ class Router:
         if record is None:
             record = self._records[key] = ServerRecord()
         return record
-
-    def _wake(self) -> None:
-        self._changed.set()
 
     async def _follow(self) -> None:
         """Long-poll the membership for ever; while the coordinator is away the last snapshot stays in use."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from inflight_runtime.protocol import Member, ServerState
 from inflight_runtime.types import Version
@@ -104,6 +105,14 @@ class ServerRecord:
     last_pick: int = 0
     """Serial number of the last request sent to it: ties go to the one that has waited longest."""
     breaker: Breaker = field(default_factory=Breaker)
+    exchanges: dict[asyncio.Task[Any], str] = field(default_factory=dict)
+    """Requests under way, each with the reason why it was given up (empty: it was not)."""
+
+    def give_up(self, reason: str) -> None:
+        """Break off what is under way: this process will not answer any more."""
+        for exchange in self.exchanges:
+            self.exchanges[exchange] = reason
+            exchange.cancel()
 
 
 def choose(
