@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -63,24 +64,30 @@ def check_local_run(
     problems = check_runs_locally(job)
     problems += check_engines_installed(job)
     problems += check_transport(job, device)
-    if job.spec.model.source is not None:
-        model_dir = resolve_path(job_dir, job.spec.model.source)
-        tokenizer = job.spec.model.tokenizer
-        tokenizer_dir = model_dir if tokenizer is None else resolve_path(job_dir, tokenizer)
-        model_problems = check_model(job, model_dir)
-        problems += model_problems
-        if tokenizer is not None or not model_problems:
-            problems += check_tokenizer(job, tokenizer_dir)
-        if not model_problems:
-            try:
-                facts = read_model_facts(model_dir, tokenizer_dir)
-            except JobError as error:
-                problems += error.problems
-            else:
-                problems += check_lengths(job, facts)
-                problems += check_head_dim(job, facts, device)
+    problems += check_model_files(job, job_dir, device)
     problems += check_resume_from(job, job_dir)
     problems += check_environment(job, job_dir, environment_deadline_s)
+    return problems
+
+
+def check_model_files(job: RLTrainingJob, job_dir: Path, device: Device) -> list[Problem]:
+    """Whether model and tokenizer are there, and the job's lengths and engine fit them."""
+    source, tokenizer = job.spec.model.source, job.spec.model.tokenizer
+    if source is None:
+        return []
+    model_dir = resolve_path(job_dir, source)
+    tokenizer_dir = model_dir if tokenizer is None else resolve_path(job_dir, tokenizer)
+    problems = check_model(job, model_dir)
+    whole = not problems
+    if whole or tokenizer is not None:
+        problems += check_tokenizer(job, tokenizer_dir)
+    if whole:
+        try:
+            facts = read_model_facts(model_dir, tokenizer_dir)
+        except JobError as error:
+            return [*problems, *error.problems]
+        problems += check_lengths(job, facts)
+        problems += check_head_dim(job, facts, device)
     return problems
 
 
@@ -287,19 +294,18 @@ def _probe_environment(spec: roles.EnvironmentSpec, deadline_s: float) -> dict[s
 
 
 def _load_problem(message: str, value: str) -> Problem:
-    """The loader's words begin with the field and end with a remedy after the last semicolon, if they have one."""
-    for field, start in (("spec.environment.args", "environment.args"), (_ENTRYPOINT, "environment")):
-        if message.startswith(start):
-            place, _, words = message.partition(": ")
-            reason, _, remedy = words.rpartition("; ")
-            args = place.removeprefix("environment.args") if field.endswith("args") else ""
-            return Problem(
-                field + args,
-                None if field.endswith("args") else value,
-                reason or remedy,
-                remedy if reason else "mend the environment's code, or name another class",
-            )
-    return Problem(_ENTRYPOINT, value, message, "mend the environment's code, or name another class")
+    """Put the loader's words (``environment.<field>[ 'module:Class']: <reason>[; <remedy>]``) into our form."""
+    remedy = "mend the environment's code, or name another class"
+    arguments = re.match(r"environment\.args(\.\w+)?: (.*)", message, re.DOTALL)
+    if arguments is not None:
+        reason, _, hint = arguments[2].partition("; ")
+        remedy = hint or "give the constructor's keyword arguments as spec.environment.args"
+        return Problem(f"spec.environment.args{arguments[1] or ''}", None, reason, remedy)
+    reason = re.sub(r"^environment(\.entrypoint)? '[^']*':? ", "", message)
+    # What user code said is passed on whole: a semicolon in it begins no remedy.
+    if " raised " not in reason and "; " in reason:
+        reason, _, remedy = reason.rpartition("; ")
+    return Problem(_ENTRYPOINT, value, reason, remedy)
 
 
 def _wait_for(pid: int, deadline_s: float) -> bool:

@@ -149,11 +149,17 @@ def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
     assert load_job(path).name == "sort-letters"
 
 
-def test_the_resource_imports_nothing_heavy() -> None:
-    heavy = ("torch", "vllm", "aiohttp", "transformers", "numpy", "msgpack")
-    script = (
-        "import sys, inflight_runtime.api, inflight_runtime.config, inflight_runtime.config.checks;"
-        f"print([name for name in {heavy!r} if name in sys.modules])"
-    )
+def loaded_by(modules: str, names: tuple[str, ...]) -> str:
+    script = f"import sys, {modules}; print([name for name in {names!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    return done.stdout.strip()
+
+
+def test_the_resource_imports_nothing_heavy() -> None:
+    modules = "inflight_runtime.api, inflight_runtime.config.render, inflight_runtime.config.checks"
+    heavy = ("torch", "vllm", "aiohttp", "transformers", "numpy", "msgpack")
+    assert loaded_by(modules, heavy) == "[]"
+
+
+def test_a_roles_process_does_not_load_the_resource() -> None:
+    assert loaded_by("inflight_runtime.config.roles", ("inflight_runtime.api", "yaml")) == "[]"
