@@ -21,17 +21,20 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from vllm import SamplingParams
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind
 
 from inflight_runtime.config.roles import InferenceConfig, load_role_config
 from inflight_runtime.coordinator.client import CoordinatorClient
 from inflight_runtime.inference.checkpoint_names import read_expected_tensors
 from inflight_runtime.inference.service import ContractError, UpdateService, heartbeat
 from inflight_runtime.inference.vllm_launch import CONFIG_ENV, PLUGIN_NAME
-from inflight_runtime.inference.vllm_plugin.generate import encode_reply, sampling_params
-from inflight_runtime.inference.vllm_plugin.guard import Guard, error_response, salt_prompts
+from inflight_runtime.inference.vllm_plugin.generate import encode_reply, sampling_arguments
+from inflight_runtime.inference.vllm_plugin.guard import Guard, error_response
 from inflight_runtime.inference.vllm_plugin.port import VllmWeightPort
+from inflight_runtime.inference.vllm_plugin.salts import salt_prompts
 from inflight_runtime.protocol import (
     DestroyGroupRequest,
     GenerateRequest,
@@ -164,8 +167,9 @@ class InflightEndpoints:
     async def _outputs(self, ask: GenerateRequest) -> list[Any]:
         self._requests += 1
         prompt = tokens_input(ask.prompt_ids)
-        params = sampling_params(ask, self._config.model.max_length)
-        # FINAL_ONLY: there is one result, when every answer has ended.
+        arguments = sampling_arguments(ask, self._config.model.max_length)
+        # There is one result, when every answer has ended.
+        params = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
         results = [result async for result in self._engine.generate(prompt, params, f"inflight-{self._requests}")]
         if not results:
             raise ContractError(503, "the engine gave no answer; retry")

@@ -7,8 +7,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
-from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
 
 from inflight_runtime.inference.service import ContractError
 from inflight_runtime.protocol import GenerateRequest
@@ -20,8 +18,8 @@ FINISH: Final = {"stop": "stop", "length": "length"}
 _encode = msgspec.json.Encoder().encode
 
 
-def sampling_params(request: GenerateRequest, max_length: int) -> SamplingParams:
-    """Sampling by temperature alone, with the sampled tokens' logprobs; the budget is clipped to the model's length.
+def sampling_arguments(request: GenerateRequest, max_length: int) -> dict[str, Any]:
+    """Arguments of vLLM's ``SamplingParams``: temperature alone, sampled tokens' logprobs, a budget that fits.
 
     vLLM takes one seed per request and gives answer i the seed ``seed + i``: seeds that count up by one are honoured,
     others only for a single answer. (Splitting the group into single requests would cost the shared prefill.)
@@ -38,21 +36,20 @@ def sampling_params(request: GenerateRequest, max_length: int) -> SamplingParams
             f"the prompt has {len(request.prompt_ids)} tokens, the model takes {max_length} with the answer: "
             "shorten the prompt or raise the model's maximum length",
         )
-    return SamplingParams(
-        n=request.n,
-        max_tokens=min(request.max_tokens, room),
-        temperature=request.temperature,
-        seed=shared_seed(request.seeds, request.n),
-        stop=request.stop or None,
-        stop_token_ids=request.stop_token_ids or None,
-        ignore_eos=request.ignore_eos,
-        logprobs=0,
-        flat_logprobs=True,
-        # Stop strings are found in the text, else nobody needs it.
-        detokenize=bool(request.stop),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,
-    )
+    return {
+        "n": request.n,
+        "max_tokens": min(request.max_tokens, room),
+        "temperature": request.temperature,
+        "seed": shared_seed(request.seeds, request.n),
+        "stop": request.stop or None,
+        "stop_token_ids": request.stop_token_ids or None,
+        "ignore_eos": request.ignore_eos,
+        "logprobs": 0,
+        "flat_logprobs": True,
+        # Stop strings are found in the text; without them nobody needs it.
+        "detokenize": bool(request.stop),
+        "skip_clone": True,
+    }
 
 
 def shared_seed(seeds: Sequence[int] | None, n: int) -> int | None:
