@@ -61,7 +61,7 @@ def started(
     directory = tmp_path_factory.mktemp(f"server-{request.param}")
     config = make_config(directory, qwen.directories[0], engine=request.param, server_id=f"{request.param}-0")
     config = config.model_copy(update={"model": config.model.model_copy(update={"max_length": MAX_LENGTH})})
-    with start_server(config, directory / "server.log") as server:
+    with start_server(config, directory / "server.log", deadline_s=280) as server:
         fresh = Fresh(
             server.status(), server.call("POST", "/runtime/v1/generate", {"prompt_ids": [1], "max_tokens": 1})
         )

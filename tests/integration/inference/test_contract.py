@@ -243,10 +243,11 @@ def test_after_each_update_the_server_has_the_trainers_weights(trainer: TrainerS
         assert_serves(trainer.server, model, (trainer.epoch, step))
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["reference", "vllm"])
 def test_the_same_with_a_tied_llama_and_grouped_heads(engine: str, llama: Any, tmp_path: Path) -> None:
     config = make_config(tmp_path, llama.directories[0], engine=engine)
-    with start_server(config, tmp_path / "server.log") as server, TrainerSide(server) as trainer:
+    with start_server(config, tmp_path / "server.log", deadline_s=400) as server, TrainerSide(server) as trainer:
         trainer.join()
         for step, model in enumerate(llama.loaded):
             trainer.push(model, step)

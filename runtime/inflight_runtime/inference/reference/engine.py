@@ -233,8 +233,10 @@ class Engine:
             job.waiting += 1
             if job.waiting == len(job.answers):
                 self._waiting.popleft()
-            if self._first_token(job, index):
-                self._active.append((job, index))
+            self._active.append((job, index))
+            if not self._first_token(job, index):
+                self._active.pop()
+                _settle(job)
 
     def _first_token(self, job: Job, index: int) -> bool:
         if job.prefill is None or job.prefill[0] != self._version:
@@ -259,6 +261,7 @@ class Engine:
             self._active.rotate(-1)
         else:
             self._active.popleft()
+            _settle(job)
 
     def _sample(self, job: Job, index: int, logits: Tensor) -> bool:
         """Append one token; whether the answer goes on."""
@@ -279,8 +282,6 @@ class Engine:
         if answer.finish is None:
             return True
         answer.cache = None
-        if all(other.finish is not None for other in job.answers) and job.done.set_running_or_notify_cancel():
-            job.done.set_result(None)
         return False
 
     def _enqueue(self, job: Job) -> None:
@@ -308,6 +309,12 @@ class Engine:
         self._waiting.clear()
         for job in jobs:
             _fail(job, reason)
+
+
+def _settle(job: Job) -> None:
+    """Tell the job's owner when the last of its answers has ended."""
+    if all(answer.finish is not None for answer in job.answers) and job.done.set_running_or_notify_cancel():
+        job.done.set_result(None)
 
 
 def _fail(job: Job, reason: str) -> None:
