@@ -55,9 +55,7 @@ def sampled_segment(
 ) -> Segment:
     """A segment whose every token was sampled under one version."""
     count = len(ids)
-    return make_segment(
-        ids, [True] * count, logprobs or [-2.0] * count, [Span(*version, 0, count, "server", "boot")]
-    )
+    return make_segment(ids, [True] * count, logprobs or [-2.0] * count, [Span(*version, 0, count, "server", "boot")])
 
 
 def random_group(
