@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_runtime.api import JobError, RLTrainingJob, validate_job
+from inflight_runtime.api.placement import RESERVED_ENGINE_ARGS
 from inflight_runtime.config import render, roles
 from inflight_runtime.config.model_files import ModelFacts, read_model_facts
 from inflight_runtime.config.render import LocalLayout, RenderedRun, render_local, write_role_configs
+from inflight_runtime.inference import vllm_launch
 
 CONFIG = {
     "model_type": "qwen2",
@@ -314,3 +316,15 @@ def test_a_config_without_the_numbers_is_refused(tmp_path: Path, text: str, word
     with pytest.raises(JobError, match=r"spec\.model\.source") as caught:
         read_model_facts(tmp_path)
     assert words in str(caught.value)
+
+
+def test_a_rendered_server_is_a_command_line_that_vllm_launch_takes(tmp_path: Path) -> None:
+    job = make_job(inference={"engineArgs": {"max-model-len": 128, "kv-cache-memory-bytes": 1000, "block-size": 64}})
+    command = " ".join(vllm_launch.build_command(render_in(tmp_path, job).inference[0]))
+    for flags in ("--max-model-len 128", "--kv-cache-memory-bytes 1000", "--block-size 64"):
+        assert command.count(flags.split()[0]) == command.count(flags) == 1
+
+
+def test_every_flag_that_the_launcher_refuses_is_refused_in_the_job() -> None:
+    ours = set(RESERVED_ENGINE_ARGS) | {"max-model-len"}  # the job's own spelling for a shorter longest sequence
+    assert set(vllm_launch.RESERVED_ARGS) <= ours
