@@ -60,8 +60,17 @@ def in_background(function: Callable[[], T]) -> Future[T]:
 class TrainerSide:
     """Rank 0 towards one server, under an epoch of its own."""
 
-    def __init__(self, server: RunningServer, epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        server: RunningServer,
+        epoch: int | None = None,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self.server = server
+        self.bucket_bytes = bucket_bytes
+        self.timeout_s = timeout_s
         self.epoch = next(_epochs) if epoch is None else epoch
         self.store, self.port = serve_store(HOST)
         self.tag = ""
@@ -83,7 +92,7 @@ class TrainerSide:
             "master_address": HOST,
             "master_port": self.port,
             "backend": "gloo",
-            "timeout_seconds": TIMEOUT_S,
+            "timeout_seconds": self.timeout_s,
         }
         return body | changes
 
@@ -92,9 +101,9 @@ class TrainerSide:
         self.tag = f"pair-{self.epoch}-{next(_tags)}"
         answer = in_background(lambda: self.server.call("POST", "/init_process_group", self.init_body(self.tag)))
         meeting = in_background(self._meet)
-        status, body = answer.result(2 * TIMEOUT_S)
+        status, body = answer.result(2 * self.timeout_s)
         assert status == 200, body
-        self.pair = meeting.result(TIMEOUT_S)
+        self.pair = meeting.result(self.timeout_s)
         assert body["boot_id"] == self.server.status()["boot_id"]
         return self
 
@@ -106,7 +115,7 @@ class TrainerSide:
             rank=0,
             world_size=2,
             backend="gloo",
-            timeout_s=TIMEOUT_S,
+            timeout_s=self.timeout_s,
         )
 
     def leave(self) -> None:
@@ -127,16 +136,16 @@ class TrainerSide:
             step=snapshot.version.step,
             tag=self.tag,
             tensors=list(snapshot.specs),
-            bucket_bytes=BUCKET_BYTES,
+            bucket_bytes=self.bucket_bytes,
             digest=snapshot.digest,
-            timeout_seconds=TIMEOUT_S,
+            timeout_seconds=self.timeout_s,
         )
         return request.model_dump() | changes
 
     def send(self, snapshot: Snapshot, *, first: int = 0, stop: int | None = None) -> None:
         """Broadcast the snapshot's bytes, or only the buckets ``first`` to ``stop``."""
         assert self.pair is not None
-        for bucket in plan_buckets(snapshot.specs, BUCKET_BYTES)[first:stop]:
+        for bucket in plan_buckets(snapshot.specs, self.bucket_bytes)[first:stop]:
             self.pair.broadcast(snapshot.flat[bucket.start : bucket.end])
 
     def request(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -148,6 +157,6 @@ class TrainerSide:
         snapshot = self.snapshot(model, step)
         answer = in_background(lambda: self.request(self.update_body(snapshot)))
         self.send(snapshot)
-        status, body = answer.result(TIMEOUT_S)
+        status, body = answer.result(self.timeout_s)
         assert status == 200, body
         return body

@@ -21,6 +21,8 @@ MAX_HEADER_BYTES: Final = 100_000_000
 DERIVED_SUFFIXES: Final = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 """Buffers that old checkpoints carry and models compute."""
 LM_HEAD: Final = "lm_head.weight"
+DTYPES: Final = frozenset({"float32", "bfloat16", "float16", "float64"})
+"""What a model can take a copy of; anything else would fail in the middle of the commit."""
 SHOWN: Final = 5
 
 
@@ -46,6 +48,8 @@ class ExpectedTensors:
         for tensor in tensors:
             if tensor.name in announced:
                 return f"tensor {tensor.name!r} is announced twice"
+            if tensor.dtype not in DTYPES:
+                return f"{tensor.name} has dtype {tensor.dtype!r}; expected one of {', '.join(sorted(DTYPES))}"
             announced[tensor.name] = tuple(tensor.shape)
         known = {**self.optional, **self.required}
         if unknown := [name for name in announced if name not in known]:

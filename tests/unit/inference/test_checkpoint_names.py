@@ -76,6 +76,12 @@ def test_a_name_stands_once() -> None:
     assert "twice" in split_expected(SHAPES, tied=False).problem(specs(SHAPES) + specs(SHAPES))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "complex64", "bits8", "no such"])
+def test_only_floating_point_can_be_loaded(dtype: str) -> None:
+    announced = [spec.model_copy(update={"dtype": dtype}) for spec in specs(SHAPES)]
+    assert f"a.weight has dtype '{dtype}'" in split_expected(SHAPES, tied=False).problem(announced)
+
+
 @pytest.mark.parametrize("broken", ["nothing", "no weights", "short", "garbage", "huge header"])
 def test_a_directory_that_is_no_checkpoint_is_refused_with_its_path(tmp_path: Path, broken: str) -> None:
     if broken != "nothing":
