@@ -321,6 +321,8 @@ class Actor:
         self._failed.set()
 
     async def _fail_run(self, reason: str) -> None:
+        if self._failure is not None:
+            return  # the first reason counts
         # Noted first: the coordinator's "finished" must not pass for a success of ours.
         self._failure = _RunFailedError(reason)
         await self._coordinator.fail(FailRequest(source=self._config.actor_id, reason=reason))

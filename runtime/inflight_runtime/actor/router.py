@@ -140,21 +140,24 @@ class Router:
     def update(self, members: MembersReply) -> None:
         """Take over a snapshot.
 
-        What is in flight at a process that is gone, or evicted and silent, is asked of another one at once: a server
-        that has stopped keeps its connections open and would hold them up to the request's deadline.
+        What is in flight at a process that has restarted, or is evicted and silent, is asked of another one at once: a
+        server that has stopped keeps its connections open and would hold them up to the request's deadline. One that
+        is only missing may go on: so they all are for a moment after the coordinator has restarted.
         """
         self._servers = [Server.of(member) for member in members.members]
+        boot_ids = {server.server_id: server.boot_id for server in self._servers}
         silent = {
             ServerKey(member.server_id, member.boot_id): f"evicted ({member.reason or 'no reason given'})"
             for member in members.members
             if member.state == "EVICTED" and member.seconds_since_beat >= SILENT_S
         }
-        current = {server.key for server in self._servers}
-        for key in [key for key, record in self._records.items() if key not in current and record.in_flight == 0]:
-            del self._records[key]
-        for key, record in self._records.items():
-            if key in silent or key not in current:
-                record.give_up(silent.get(key, "gone, or restarted"))
+        for key, record in list(self._records.items()):
+            if boot_ids.get(key.server_id, key.boot_id) != key.boot_id:
+                record.give_up("has restarted")
+            elif key in silent:
+                record.give_up(silent[key])
+            if boot_ids.get(key.server_id) != key.boot_id and record.in_flight == 0:
+                del self._records[key]
         self._changed.set()
 
     async def generate(self, request: GenerateRequest, route: Route) -> list[Sampled]:

@@ -25,11 +25,11 @@ class Letters(SingleTurnEnvironment):
         return {"reward": float(len(answer.text)), "ended": answer.finish == "stop"}
 
 
-def make_actor(coordinator: FakeCoordinator, environment: Environment, **changes) -> tuple[Actor, asyncio.Event]:
+def make_actor(coordinator: FakeCoordinator, played: Environment, **changes) -> tuple[Actor, asyncio.Event]:
     stop = asyncio.Event()
     actor = Actor(
         make_actor_config(**changes),
-        environment,
+        played,
         CharCodec(),
         coordinator=coordinator,
         token=StubServer().token,
@@ -38,11 +38,11 @@ def make_actor(coordinator: FakeCoordinator, environment: Environment, **changes
     return actor, stop
 
 
-async def run(groups: int, environment: Environment, server: StubServer | None = None, *, fake=None, **changes):
+async def run(groups: int, played: Environment, server: StubServer | None = None, *, fake=None, **changes):
     server = server or StubServer()
     async with running(server):
         coordinator = FakeCoordinator(groups, [server.member()], **(fake or {}))
-        actor, _ = make_actor(coordinator, environment, **changes)
+        actor, _ = make_actor(coordinator, played, **changes)
         async with asyncio.timeout(60):
             code = await actor.run()
     return code, coordinator
