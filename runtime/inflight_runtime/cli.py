@@ -64,7 +64,8 @@ def run(
     from inflight_runtime.local.executor import Executor  # noqa: PLC0415
     from inflight_runtime.local.prepare import prepare_resume, prepare_run  # noqa: PLC0415
     from inflight_runtime.local.rundir import RunDirectoryError  # noqa: PLC0415
-    from inflight_runtime.local.summary import render_summary, shown  # noqa: PLC0415
+    from inflight_runtime.local.summary import render_summary  # noqa: PLC0415
+    from inflight_runtime.local.text import shown  # noqa: PLC0415
     from inflight_runtime.local.view import make_view  # noqa: PLC0415
 
     if (job_file is None) == (resume is None):
@@ -184,7 +185,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def refuse(error: Exception) -> NoReturn:
     """End with exit code 2 and the error's own words."""
-    from inflight_runtime.local.snapshot import plain_text  # noqa: PLC0415
+    from inflight_runtime.local.text import plain_text  # noqa: PLC0415
 
     typer.echo(f"inflight: {plain_text(str(error))}", err=True)
     raise typer.Exit(EXIT_BAD_INPUT)

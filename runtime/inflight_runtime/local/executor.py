@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 import aiohttp
 
 from inflight_runtime.coordinator.client import CoordinatorClient, CoordinatorError, CoordinatorUnavailableError
-from inflight_runtime.local.launch import Launcher, Prepared
+from inflight_runtime.local.launch import Launcher
+from inflight_runtime.local.machine import Prepared
 from inflight_runtime.local.snapshot import Snapshot, Tracker
 from inflight_runtime.local.supervisor import RoleFailedError, RoleSpec, Supervisor, Verdict
 from inflight_runtime.local.view import View
@@ -178,7 +179,9 @@ class Executor:
     async def _ask(self, within_s: float) -> RunState | None:
         """Get the coordinator's state; ``None`` when it does not answer in time."""
         try:
-            state = await asyncio.wait_for(self._client.state(), within_s)
+            # Not wait_for: in Python 3.11 it can swallow a cancellation that comes together with the answer.
+            async with asyncio.timeout(within_s):
+                state = await self._client.state()
         except (CoordinatorError, CoordinatorUnavailableError, TimeoutError):
             return None
         self._tracker.answered(state)

@@ -14,7 +14,7 @@ from typing import Any
 from inflight_runtime.api import JobError, Problem, RLTrainingJob
 from inflight_runtime.config.checks import check_local_run, raise_for
 from inflight_runtime.config.render import LocalLayout, RenderedRun, render_local, write_role_configs
-from inflight_runtime.local.launch import LOOPBACK, Machine, Prepared, RunPorts, inspect_machine, take_ports
+from inflight_runtime.local.machine import LOOPBACK, Machine, Prepared, RunPorts, inspect_machine, take_ports
 from inflight_runtime.local.overrides import load_with_overrides
 from inflight_runtime.local.ports import PortPool
 from inflight_runtime.local.rundir import RunDirectory, RunDirectoryError, RunRecord, new_run_path, point_latest

@@ -74,6 +74,11 @@ class RunDirectory:
         return self.path / "rollouts.jsonl"
 
     @property
+    def updates(self) -> Path:
+        """One JSON object for each weight update of a server."""
+        return self.path / "updates.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """Checkpoints of the trainer."""
         return self.path / "checkpoints"

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from inflight_runtime.local.snapshot import plain_text
+from inflight_runtime.local.text import plain_text
 
 Choice = Literal["newest", "best", "worst"]
 
@@ -34,7 +34,7 @@ def choose(
     # A step that was trained again after a crash is there twice: the later line is the surviving history.
     latest: dict[tuple[int, int, int], dict[str, Any]] = {}
     for record in records:
-        key = (int(record["step"]), int(record["group_id"]), int(record["attempt"]))
+        key = (int(record["step"]), int(record["group"]), int(record["attempt"]))
         latest.pop(key, None)
         latest[key] = record
     groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
@@ -59,10 +59,10 @@ def render_groups(groups: Sequence[Sequence[dict[str, Any]]]) -> RenderableType:
     for group in groups:
         first = group[0]
         rewards = [float(record["reward"]) for record in group]
-        heading = Text(f"step {first['step']}, group {first['group_id']}", style="bold")
+        heading = Text(f"step {first['step']}, group {first['group']}, problem {first.get('problem')}", style="bold")
         heading.append(f"   {len(group)} answers, mean reward {sum(rewards) / len(rewards):.3f}", style="dim")
         blocks.append(heading)
-        prompt = _shorten(str(first.get("prompt_text", "")), PROMPT_LENGTH)
+        prompt = _shorten(str(first.get("prompt", "")), PROMPT_LENGTH)
         blocks.append(Padding(Text(prompt or "(empty prompt)", style="cyan"), (0, 0, 0, 2)))
         blocks += [Padding(_answer(record), (0, 0, 0, 4)) for record in group]
         blocks.append(Text())

@@ -51,7 +51,7 @@ class Snapshot:
     @property
     def eta_s(self) -> float | None:
         """Seconds to the end at the present rate."""
-        if not self.steps_per_s or not self.steps:
+        if not self.steps_per_s or self.step >= self.steps:
             return None
         return (self.steps - self.step) / self.steps_per_s
 
@@ -140,15 +140,3 @@ def parts_of(metrics: Mapping[str, float]) -> dict[str, float]:
         for name, value in metrics.items()
         if name.startswith("reward/") and math.isfinite(value)
     }
-
-
-def clock_text(seconds: float) -> str:
-    """``75`` as ``1:15``, ``3700`` as ``1:01:40``."""
-    whole = max(0, round(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def plain_text(text: str) -> str:
-    """Text from elsewhere without control characters, which a terminal would obey."""
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)

@@ -10,7 +10,8 @@ from rich.text import Text
 from inflight_runtime.coordinator.client import CoordinatorClient, CoordinatorError, CoordinatorUnavailableError
 from inflight_runtime.local.rundir import RunDirectory, read_json_lines
 from inflight_runtime.local.snapshot import Snapshot, parts_of
-from inflight_runtime.local.summary import newest_checkpoint, shown, surviving
+from inflight_runtime.local.summary import newest_checkpoint, surviving
+from inflight_runtime.local.text import shown
 from inflight_runtime.local.view import picture
 from inflight_runtime.protocol import RunState
 
@@ -38,8 +39,8 @@ def render_status(directory: RunDirectory) -> RenderableType:
         last = metrics[-1]
         numbers = {name: value for name, value in last.items() if isinstance(value, int | float)}
         line = f"  last step {last['step']}"
-        if "reward" in numbers:
-            line += f"  reward {numbers['reward']:.3f}"
+        if "reward_mean" in numbers:
+            line += f"  reward {numbers['reward_mean']:.3f}"
         line += "".join(f"  {name} {value:.3f}" for name, value in parts_of(numbers).items())
         blocks.append(Text(line))
     else:

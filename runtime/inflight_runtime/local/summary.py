@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from inflight_runtime.local.executor import RunResult
 from inflight_runtime.local.rundir import RunDirectory, read_json_lines
-from inflight_runtime.local.snapshot import clock_text, plain_text
+from inflight_runtime.local.text import clock_text, plain_text, shown
 
 WINDOW: Final = 10
 STYLES: Final = {"succeeded": "bold green", "failed": "bold red", "interrupted": "bold yellow"}
@@ -68,7 +67,7 @@ def render_summary(result: RunResult, directory: RunDirectory) -> RenderableType
     if state is not None:
         rate = f", {state.step / result.seconds:.2f} steps/s start-up included" if state.step else ""
         rows.append(("steps", f"{state.step} of {state.steps} in {clock_text(result.seconds)}{rate}"))
-    course = trend(metrics, "reward")
+    course = trend(metrics, "reward_mean")
     if course is not None:
         rows.append(("reward", f"{course.first:.3f} over the first steps, {course.last:.3f} over the last"))
     names = sorted({name for record in metrics[-1:] for name in record if name.startswith("reward/")})
@@ -76,7 +75,7 @@ def render_summary(result: RunResult, directory: RunDirectory) -> RenderableType
         part = trend(metrics, name)
         if part is not None:
             rows.append((f"  {name.removeprefix('reward/')}", f"{part.first:.3f}, {part.last:.3f}"))
-    updates = _values(metrics, "update_ms")
+    updates = _values([entry for entry in read_json_lines(directory.updates) if entry.get("ok")], "update_ms")
     p50, p95 = percentile(updates, 0.5), percentile(updates, 0.95)
     if p50 is not None and p95 is not None:
         rows.append(("weight update", f"{p50:.0f} ms (median), {p95:.0f} ms (95th percentile)"))
@@ -110,12 +109,6 @@ def next_command(result: RunResult, directory: RunDirectory) -> str:
     if result.outcome == "succeeded":
         return f"inflight samples {place} --best"
     return f"inflight run --resume {place}"
-
-
-def shown(path: Path) -> str:
-    """A path as one would type it here."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
 
 
 def _values(metrics: Sequence[dict[str, Any]], name: str) -> list[float]:

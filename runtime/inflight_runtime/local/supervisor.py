@@ -145,7 +145,8 @@ class Supervisor:
         Raises:
             RoleFailedError: any role of the run failed meanwhile.
         """
-        await self._unless_failed(asyncio.gather(*(self._roles[name].ready.wait() for name in names)))
+        for name in names:
+            await self._unless_failed(self._roles[name].ready)
 
     async def wait_gone(self, name: str) -> None:
         """Wait until a role has completed.
@@ -153,19 +154,21 @@ class Supervisor:
         Raises:
             RoleFailedError: any role of the run failed meanwhile.
         """
-        await self._unless_failed(asyncio.ensure_future(self._roles[name].gone.wait()))
+        await self._unless_failed(self._roles[name].gone)
 
     def status(self) -> list[RoleStatus]:
         """Get all roles in the order of their start."""
         return [role.status for role in self._roles.values()]
 
-    async def _unless_failed(self, waiting: asyncio.Future[Any]) -> None:
+    async def _unless_failed(self, event: asyncio.Event) -> None:
+        waiting = asyncio.create_task(event.wait())
+        either: set[asyncio.Future[Any]] = {waiting, self._failure}
         try:
-            await asyncio.wait({waiting, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-            if self._failure.done():
-                raise self._failure.result()
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
+        if self._failure.done():
+            raise self._failure.result()
 
     async def _keep(self, role: _Role) -> None:
         spec, status = role.spec, role.status
@@ -190,7 +193,8 @@ class Supervisor:
                 status.phase, status.note = "restarting", reason
                 self._on_event(f"{spec.name}: {reason}; restart {status.restarts} of {bound} in {delay:g} s")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(role.stopping.wait(), delay)
+                    async with asyncio.timeout(delay):
+                        await role.stopping.wait()
             status.phase, status.note = "done", ""
         except asyncio.CancelledError:
             raise
@@ -302,7 +306,8 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL if self._hurry else signal.SIGTERM)
             try:
-                await asyncio.wait_for(role.gone.wait(), role.spec.grace_s)
+                async with asyncio.timeout(role.spec.grace_s):
+                    await role.gone.wait()
             except TimeoutError:
                 self._on_event(f"{role.spec.name}: still there {role.spec.grace_s:g} s after SIGTERM; killed")
                 await self._sweep(role)

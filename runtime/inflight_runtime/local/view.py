@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -13,7 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from inflight_runtime.local.snapshot import Snapshot, clock_text, plain_text
+from inflight_runtime.local.snapshot import Snapshot
+from inflight_runtime.local.text import clock_text, plain_text
 from inflight_runtime.protocol import Member
 
 PLAIN_EVERY_S: Final = 5.0
@@ -62,6 +63,8 @@ class PlainView:
         self._began = clock()
         self._next = self._began
         self._last = ""
+        self._phase = ""
+        self._step = 0
 
     def __enter__(self) -> Self:
         return self
@@ -78,11 +81,13 @@ class PlainView:
     def show(self, snapshot: Snapshot) -> None:
         """Print a line when it is time for one and there is something new to say."""
         now = self._clock()
-        if now < self._next or snapshot.state is None:
+        ended = snapshot.phase != self._phase and snapshot.step != self._step
+        self._phase = snapshot.phase
+        if snapshot.state is None or (now < self._next and not ended):
             return
         line = plain_line(snapshot)
         if line != self._last:
-            self._next, self._last = now + self._every_s, line
+            self._next, self._last, self._step = now + self._every_s, line, snapshot.step
             self._print(f"[{clock_text(snapshot.elapsed_s)}] {line}")
 
     def _print(self, line: str) -> None:
@@ -135,16 +140,16 @@ def plain_line(snapshot: Snapshot) -> str:
 def numbers(snapshot: Snapshot) -> list[tuple[str, str]]:
     """The numbers of the newest step that people look at, named and written out."""
     found: list[tuple[str, str]] = []
-    reward = snapshot.metric("reward")
+    reward = snapshot.metric("reward_mean")
     if reward is not None:
         found.append(("reward", f"{reward:.3f}"))
     found += [(plain_text(name), f"{value:.3f}") for name, value in snapshot.reward_parts.items()]
-    staleness = snapshot.metric("staleness")
+    staleness = snapshot.metric("staleness_mean")
     if staleness is not None:
         found.append(("staleness", f"{staleness:.2f}"))
     if snapshot.steps_per_s is not None:
         found.append(("steps/s", f"{snapshot.steps_per_s:.2f}"))
-    tokens = snapshot.metric("tokens_per_s")
+    tokens = snapshot.metric("tokens_per_second")
     if tokens is not None:
         found.append(("tokens/s", f"{tokens:,.0f}"))
     return found
@@ -161,10 +166,7 @@ def picture(snapshot: Snapshot) -> RenderableType:
                 line.append(f"{name} ", style="dim").append(value, style="bold").append("   ")
             rows.append(line)
         if snapshot.state.evaluation:
-            line = Text("  held-out  ", style="dim")
-            for name, number in snapshot.state.evaluation.items():
-                line.append(f"{plain_text(name)} ", style="dim").append(f"{number:.3f}   ")
-            rows.append(line)
+            rows.append(_evaluation(snapshot.state.evaluation))
         rows.append(_groups(snapshot))
     rows.append(_servers(snapshot))
     others = _others(snapshot)
@@ -189,6 +191,14 @@ def _progress(snapshot: Snapshot) -> Table:
     bar = ProgressBar(total=max(snapshot.steps, 1), completed=snapshot.step)
     grid.add_row(bar, f"step {snapshot.step}/{snapshot.steps}  {share}{left}")
     return grid
+
+
+def _evaluation(evaluation: Mapping[str, float]) -> Text:
+    line = Text(f"  held-out at step {evaluation.get('step', 0):.0f}   ", style="dim")
+    for name, number in evaluation.items():
+        if name not in ("step", "attempts", "attempts_failed"):
+            line.append(f"{plain_text(name.removesuffix('_mean'))} ", style="dim").append(f"{number:.3f}   ")
+    return line
 
 
 def _groups(snapshot: Snapshot) -> Text:
