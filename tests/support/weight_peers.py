@@ -148,6 +148,7 @@ class SmallServer:
         self.digest = ""
         self.history: list[list[int]] = []
         self.joins = 0
+        self.backends: list[str] = []
         self.released = asyncio.Event()
         self.released.set()
 
@@ -178,6 +179,7 @@ class SmallServer:
 
     async def init_group(self, request: web.Request) -> web.Response:
         body = InitGroupRequest.model_validate(await request.json())
+        self.backends.append(body.backend)
         if self.faults["refuse_join"]:
             self.faults["refuse_join"] -= 1
             return web.json_response({"error": "this join is refused"}, status=400)
@@ -233,6 +235,7 @@ class SmallServer:
             {
                 "history": self.history,
                 "joins": self.joins,
+                "backends": self.backends,
                 "pairs": sorted(self.pairs),
                 "digests": dict(zip(self.model, digests(list(self.model.values())), strict=True)),
             }

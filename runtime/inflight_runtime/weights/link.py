@@ -16,6 +16,7 @@ from inflight_runtime.protocol import (
     Member,
     MemberState,
     ServerState,
+    ServerVersion,
     VersionField,
     WeightUpdateReply,
     WeightUpdateRequest,
@@ -328,20 +329,26 @@ class ServerLink:
                 timeout_s=timeout_s,
             )
         )
+        posting: asyncio.Future[ServerVersion] = asyncio.ensure_future(
+            self._control.init_group(request, timeout_s + REPLY_GRACE_S)
+        )
+        both: list[asyncio.Future[Any]] = [posting, joining]
         try:
-            reply = await self._control.init_group(request, timeout_s + REPLY_GRACE_S)
-            if reply.boot_id != self.boot_id:
-                raise LinkFailedError(f"the server has restarted (boot id {reply.boot_id}, was {self.boot_id})")
-            pair = await joining
-        except (ServerRefusedError, ServerUnreachableError, WeightTransferError) as error:
-            if backend == "nccl" and self._hub.config.transport == "auto":
-                self._fallback = "gloo"  # no GPU there, or the very GPU the trainer is on
+            await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+            for future in both:
+                if future.done():
+                    future.result()  # raises what went wrong first, without waiting for the other side's deadline
+            if (boot_id := posting.result().boot_id) != self.boot_id:
+                raise LinkFailedError(f"the server has restarted (boot id {boot_id}, was {self.boot_id})")
+            return joining.result()
+        except BaseException as error:
             joining.add_done_callback(_close_late)
-            raise LinkFailedError(f"cannot join {tag!r}: {error}") from error
-        except BaseException:
-            joining.add_done_callback(_close_late)
+            if isinstance(error, ServerRefusedError | ServerUnreachableError | WeightTransferError):
+                raise LinkFailedError(f"cannot join {tag!r}: {error}") from error
             raise
-        return pair
+        finally:
+            posting.add_done_callback(_forget)
+            posting.cancel()
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
@@ -385,6 +392,8 @@ class ServerLink:
         )
 
     async def _evict(self, reason: str) -> None:
+        if self._last_number == 0 and self._backend() == "nccl" and self._hub.config.transport == "auto":
+            self._fallback = "gloo"  # no GPU there, or the very GPU the trainer is on
         self.version = None
         await self._leave()
         with contextlib.suppress(LinkFailedError):

@@ -8,6 +8,7 @@ import time
 
 import aiohttp
 import pytest
+import torch
 
 from inflight_runtime.config.roles import WeightSyncConfig
 from inflight_runtime.coordinator.client import FencedError
@@ -285,6 +286,21 @@ async def test_a_refusal_ends_the_send_at_once_and_names_its_reason(start_server
     await delivered(publisher, 0)
     assert time.monotonic() - begun < publisher.config.deadline_s  # the sender was not left to its timeout
     assert [entry["ok"] for entry in log] == [False, False, True]
+
+
+async def test_automatic_transport_falls_back_to_gloo_where_nccl_does_not_work(
+    start_server, coordinator, log, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    server = await start_server("a")
+    await server.set(refuse_join=1)
+    await coordinator.join(server)
+    config = WeightSyncConfig(transport="auto", bucket_bytes=peer.BUCKET_BYTES)
+    async with Publisher(coordinator, epoch=1, token=peer.TOKEN, config=config, log=log.append) as publisher:
+        await publisher.publish(peer.snapshot(0))
+        await delivered(publisher, 0)
+    assert (await server.seen())["backends"] == ["nccl", "gloo"]
+    assert [entry["ok"] for entry in log] == [False, True]
 
 
 async def test_a_lost_reply_is_settled_by_the_servers_status(start_server, coordinator, publisher, log):

@@ -10,8 +10,11 @@ and has never run on this code's test machines, which have no GPU.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 Backend = Literal["gloo", "nccl"]
 _c10d: Final[Any] = torch.distributed
 """torch's own type stubs know these classes only in part, and under other names than they have."""
+_ENVIRONMENT: Final = threading.Lock()
 
 
 def serve_store(host: str, timeout_s: float = 60.0) -> tuple[TCPStore, int]:
@@ -159,7 +163,23 @@ def _gloo(store: Store, rank: int, world_size: int, timeout: timedelta, interfac
 def _nccl(store: Store, rank: int, world_size: int, timeout: timedelta) -> Any:
     options = _c10d.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return _c10d.ProcessGroupNCCL(store, rank, world_size, options)
+    # By default a timeout ends the whole process (torch's NCCL watchdog); a broken pair must only raise in wait().
+    with _ENVIRONMENT, _environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
+        return _c10d.ProcessGroupNCCL(store, rank, world_size, options)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable that torch reads once per group, for this group alone."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _interface(address: str, port: int) -> str:
