@@ -115,8 +115,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data(), kind=st.sampled_from(["good", "flat", "failed"]))
-    def submit(self, data: st.DataObject, kind: str) -> None:
-        lease = data.draw(st.sampled_from(self.granted))
+    def submit_some(self, data: st.DataObject, kind: str) -> None:
+        self.submit(data.draw(st.sampled_from(self.granted)), kind)
+
+    def submit(self, lease: Granted, kind: str) -> None:
         group = self.model.groups[lease.group_id]
         rewards = {"good": [0.0, 1.0], "flat": [1.0, 1.0], "failed": [1.0, None]}[kind]
         receipt = self.desk.submit(lease, rewards=rewards)
@@ -235,6 +237,19 @@ class LedgerMachine(RuleBasedStateMachine):
         self.desk.checkpoint(self.model.trained, oldest, self.model.epoch)
         self.model.floor = max(self.model.floor, oldest)
 
+    @precondition(lambda self: self.model.epoch)
+    @rule(steps=st.integers(1, 4))
+    def train_a_while(self, steps: int) -> None:
+        for _ in range(steps):
+            if max(self.model.memberships, default=0) == self.model.trained:
+                self.lease(count=2 * B, cap=100, twice=False)
+                for lease in self.granted:
+                    if self.model.groups[lease.group_id].state == "leased":
+                        self.submit(lease, "good")
+                self.next_batch()
+            if max(self.model.memberships, default=0) > self.model.trained:
+                self.commit(twice=False)
+
     # --- faults -------------------------------------------------------------------------------------------------------
 
     @rule()
@@ -281,5 +296,5 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(history) == len(set(history)) == self.desk.states["trained"]
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 TestLedgerAgainstAModel = LedgerMachine.TestCase
