@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from inflight_runtime.local.text import plain_text
@@ -58,23 +59,26 @@ def render_groups(groups: Sequence[Sequence[dict[str, Any]]]) -> RenderableType:
     blocks: list[RenderableType] = []
     for group in groups:
         first = group[0]
-        rewards = [float(record["reward"]) for record in group]
+        rewards = [float(record["reward"]) for record in group if record.get("status") == "ok"]
         heading = Text(f"step {first['step']}, group {first['group']}, problem {first.get('problem')}", style="bold")
-        heading.append(f"   {len(group)} answers, mean reward {sum(rewards) / len(rewards):.3f}", style="dim")
-        blocks.append(heading)
+        mean = f", mean reward {sum(rewards) / len(rewards):.3f}" if rewards else ""
+        heading.append(f"   {len(group)} answers{mean}", style="dim")
         prompt = _shorten(str(first.get("prompt", "")), PROMPT_LENGTH)
-        blocks.append(Padding(Text(prompt or "(empty prompt)", style="cyan"), (0, 0, 0, 2)))
-        blocks += [Padding(_answer(record), (0, 0, 0, 4)) for record in group]
-        blocks.append(Text())
+        answers = Table.grid(padding=(0, 2))
+        answers.add_column(justify="right", no_wrap=True)
+        answers.add_column(overflow="fold")
+        for record in group:
+            answers.add_row(*_answer(record))
+        blocks += [heading, Padding(Text(prompt or "(empty prompt)", style="cyan"), (0, 0, 0, 2))]
+        blocks += [Padding(answers, (0, 0, 0, 2)), Text()]
     return Group(*blocks)
 
 
-def _answer(record: dict[str, Any]) -> Text:
-    if record.get("status", "ok") != "ok":
-        return Text.assemble(("failed ", "red"), plain_text(str(record.get("error") or "no reason")))
+def _answer(record: dict[str, Any]) -> tuple[Text, Text]:
+    if record.get("status") != "ok":
+        return Text("failed", style="red"), Text(plain_text(str(record.get("error") or "no reason was given")))
     reward = float(record["reward"])
-    line = Text(f"{reward:6.3f}  ", style="green" if reward > 0 else "yellow")
-    line.append(_shorten(str(record.get("text", "")), ANSWER_LENGTH) or "(empty)", style="default")
+    answer = Text(_shorten(str(record.get("text", "")), ANSWER_LENGTH) or "(empty)")
     parts = record.get("parts") or {}
     notes = [f"{plain_text(str(name))} {float(value):g}" for name, value in parts.items()]
     versions = [str(version) for version in record.get("versions") or ()]
@@ -83,8 +87,8 @@ def _answer(record: dict[str, Any]) -> Text:
     if record.get("finish") == "length":
         notes.append("cut at maxTokens")
     if notes:
-        line.append(f"   [{', '.join(notes)}]", style="dim")
-    return line
+        answer.append(f"   [{', '.join(notes)}]", style="dim")
+    return Text(f"{reward:.3f}", style="green" if reward > 0 else "yellow"), answer
 
 
 def _shorten(text: str, limit: int) -> str:
