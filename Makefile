@@ -41,7 +41,7 @@ test-integration: bootstrap ## Tests with real processes
 	@$(PYTHON) -m pytest tests/integration $(PYTEST)
 
 bench: bootstrap ## Measure a run; prints one JSON
-	@$(PYTHON) benchmarks/bench.py
+	@$(PYTHON) benchmarks/run.py $(BENCH)
 
 lock: ## Resolve the requirements again (UPGRADE="--upgrade" moves versions)
 	@scripts/lock.sh $(UPGRADE)
