@@ -19,7 +19,6 @@ from inflight_runtime.inference.reference.port import ModelWeights, ReferencePor
 from inflight_runtime.inference.reference.stops import stop_check
 from inflight_runtime.inference.service import ContractError, UpdateService
 from inflight_runtime.protocol import Completion, WireSpan
-from inflight_runtime.types import Version
 
 
 class ReferenceServer:
@@ -121,8 +120,7 @@ def completion(answer: Answer) -> Completion:
     for end in range(1, len(answer.ids) + 1):
         version = answer.versions[start]
         if end == len(answer.ids) or answer.versions[end] != version:
-            if version is None:
-                version = Version(0, 0)
+            assert version is not None, "generate is refused before the first version"
             spans.append(WireSpan(epoch=version.epoch, step=version.step, start=start, end=end))
             start = end
     return Completion(ids=answer.ids, logprobs=answer.logprobs, spans=spans, finish=answer.finish or "abort")

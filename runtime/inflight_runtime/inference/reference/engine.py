@@ -7,6 +7,7 @@ no token is ever computed from half of one version and half of another.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import queue
@@ -154,7 +155,8 @@ class Engine:
             await asyncio.wrap_future(job.done)
         finally:
             if not job.done.done() or job.done.cancelled():
-                self._post(lambda: self._remove(job))
+                with contextlib.suppress(EngineError):
+                    self._post(lambda: self._remove(job))
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run ``function`` on the engine thread between two tokens and return its result."""
