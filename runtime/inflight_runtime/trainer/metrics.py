@@ -65,6 +65,7 @@ def batch_metrics(data: StepData) -> dict[str, float]:
         "staleness_max": max((record.staleness_max for record in records), default=0),
         "over_age_tokens": data.over_age_tokens,
         "tokens_sampled": data.tokens_sampled,
+        "tokens_trained": sum(len(sequence.sampled) for sequences in data.sequences for sequence in sequences),
     }
 
 
