@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from inflight_runtime.config.roles import LossConfig, ModelFiles, OptimizerConfig
+from inflight_runtime.config.roles import LossConfig, OptimizerConfig
 from inflight_runtime.trainer.batching import build_step
 from inflight_runtime.trainer.contract import EngineError
 from inflight_runtime.trainer.engines import make_engine
@@ -120,9 +120,9 @@ def test_biases_and_norms_are_not_decayed(tmp_path: Path, model: Path) -> None:
 
 def test_bfloat16_computes_under_autocast_with_float32_master_weights(tmp_path: Path, model: Path) -> None:
     full = started(tmp_path, model)
-    half = started(
-        tmp_path, model, model=ModelFiles(path=str(model), tokenizer=str(model), max_length=256, dtype="bfloat16")
-    )
+    config = trainer_config(tmp_path, model)
+    half = SingleEngine()
+    half.init(config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})}), None, 0)
     batch = micro_batch(full)
     exact, rounded = full.forward(batch).logprobs, half.forward(batch).logprobs
     assert rounded.dtype == torch.float32

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -21,6 +22,7 @@ from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats
 from inflight_runtime.trainer.logprobs import next_token_stats, scaled_logits
 from inflight_runtime.trainer.packing import MicroBatch, plan_step
 from inflight_runtime.trainer.schedule import learning_rate
+from inflight_runtime.weights.names import checkpoint_tensors
 
 STATE_FORMAT: Final = 1
 """Layout of ``trainer.pt``."""
@@ -104,12 +106,21 @@ class SingleEngine:
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See the contract."""
-        for name, parameter in self.model.named_parameters():
+        tied = bool(self.model.config.get_text_config().tie_word_embeddings)
+        for name, parameter in checkpoint_tensors(self.model.named_parameters(), tied=tied):
             yield name, parameter.detach()
 
     def save(self, directory: Path) -> None:
         """See the contract."""
-        self.model.save_pretrained(directory / "model")
+        # Not save_pretrained: it imports every distributed library that is installed, which takes seconds.
+        model = directory / "model"
+        self.model.config.save_pretrained(model)
+        if self.model.can_generate():
+            self.model.generation_config.save_pretrained(model)
+        tensors = {name: tensor.contiguous() for name, tensor in self.export_weights()}
+        file = model / "model.safetensors"
+        save_file(tensors, file, metadata={"format": "pt"})
+        file.chmod((model / "config.json").stat().st_mode)  # safetensors makes it the owner's alone
         rng = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
