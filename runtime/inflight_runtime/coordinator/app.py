@@ -41,6 +41,7 @@ LARGEST_GROUP_BYTES: Final = 64 * 1024 * 1024
 LARGEST_JSON_BYTES: Final = 1024 * 1024
 LONGEST_WAIT_S: Final = 30.0
 MOST_SAMPLES: Final = 1000
+JSON_HEADERS: Final = {hdrs.CONTENT_TYPE: "application/json"}
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class _Routes:
         step = int(_number(request, "step", -1)) if "step" in request.query else None
         limit = min(MOST_SAMPLES, max(1, int(_number(request, "limit", 32))))
         found = await self._coordinator.samples(step, limit)
-        return web.Response(body=json.dumps(found).encode(), content_type="application/json")
+        return web.Response(body=json.dumps(found).encode(), headers=JSON_HEADERS)
 
     async def fail(self, request: web.Request) -> web.Response:
         await self._coordinator.fail(await _body(request, FailRequest))
@@ -180,7 +181,7 @@ def _guard(token: str, metrics: Metrics) -> Middleware:
         response = await _answer(request, handler)
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "unknown"
-        metrics.requests.labels(f"{request.method} {route}", str(response.status)).observe(time.perf_counter() - begun)
+        metrics.observe_request(request.method, route, response.status, time.perf_counter() - begun)
         return response
 
     return guard
@@ -215,7 +216,7 @@ async def _body(request: web.Request, model: type[MessageT]) -> MessageT:
 
 
 def _reply(message: BaseModel, status: int = 200) -> web.Response:
-    return web.Response(body=message.model_dump_json().encode(), status=status, content_type="application/json")
+    return web.Response(body=message.model_dump_json().encode(), status=status, headers=JSON_HEADERS)
 
 
 def _error(status: int, message: str) -> web.Response:

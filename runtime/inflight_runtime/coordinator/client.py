@@ -166,7 +166,8 @@ class CoordinatorClient:
         """Get the groups of a step, always the same ones; ``None`` when they are not there within ``wait_seconds``.
 
         Raises:
-            FencedError: another trainer has started since, or the run is over.
+            FencedError: another trainer has started since.
+            CoordinatorError: 410, the run has failed (the message says why) or the step's rollouts are gone.
         """
         body = await self._send(
             "GET",

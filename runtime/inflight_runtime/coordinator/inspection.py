@@ -60,7 +60,7 @@ def inspect(payload: bytes) -> Submission:
 def _thorough(payload: bytes) -> Submission:
     group = decode_group(payload)
     survivors = group.survivors
-    if not all(_is_number(value) for attempt in survivors for value in attempt.parts.values()):
+    if not all(isinstance(value, int | float) for attempt in survivors for value in attempt.parts.values()):
         raise InvalidSampleError(f"group {group.group_id}: a reward part is not a number")
     oldest_step = min((span.step for attempt in survivors for span in attempt.spans()), default=0)
     if not all(0 <= number < LIMIT for number in (group.group_id, group.fence, group.problem_index, oldest_step)):
@@ -87,10 +87,15 @@ def _quick(payload: bytes) -> Submission:
     parts: list[dict[str, float]] = []
     for attempt in raw["attempts"]:
         reward, status = attempt["reward"], attempt["status"]
-        _sure(type(reward) is float and math.isfinite(reward))
-        _sure(type(attempt["text"]) is type(attempt["error"]) is type(attempt["finish"]) is str)
-        _sure(type(attempt["parts"]) is dict and all(_is_number(value) for value in attempt["parts"].values()))
-        _sure((status == "ok") is bool(attempt["segments"]))
+        if not (
+            type(reward) is float
+            and math.isfinite(reward)
+            and type(attempt["text"]) is type(attempt["error"]) is type(attempt["finish"]) is str
+            and type(attempt["parts"]) is dict
+            and all(type(value) is float for value in attempt["parts"].values())
+            and (status == "ok") is bool(attempt["segments"])
+        ):
+            raise _DoubtError
         for segment in attempt["segments"]:
             tokens.add(segment)
         if status == "ok":
@@ -113,22 +118,32 @@ class _Tokens:
 
     def add(self, segment: dict[str, Any]) -> None:
         """Take a segment and check that its spans tile its mask."""
-        ids, mask, logprobs = segment["ids"], segment["mask"], segment["logprobs"]
+        ids, mask, logprobs, shares = segment["ids"], segment["mask"], segment["logprobs"], segment["shares_prompt"]
         count = len(mask)
-        _sure(type(ids) is type(mask) is type(logprobs) is bytes and count > 0)
-        _sure(len(ids) == len(logprobs) == 4 * count)
-        shares = segment["shares_prompt"]
-        _sure(type(shares) is bool and (self._has_prompt if shares else not mask[0]))
+        if not (
+            type(ids) is type(mask) is type(logprobs) is bytes
+            and count > 0
+            and len(ids) == len(logprobs) == 4 * count
+            and type(shares) is bool
+            and (self._has_prompt if shares else not mask[0])
+        ):
+            raise _DoubtError
         tiled = bytearray(count)
         position = 0
         for epoch, step, start, end, _, _ in segment["spans"]:
-            _sure(type(epoch) is type(step) is type(start) is type(end) is int)
-            _sure(position <= start < end <= count and epoch >= 0 and step >= 0)
+            if not (
+                type(epoch) is type(step) is type(start) is type(end) is int
+                and position <= start < end <= count
+                and epoch >= 0
+                and step >= 0
+            ):
+                raise _DoubtError
             tiled[start:end] = b"\x01" * (end - start)
             position = end
             if self.oldest_step is None or step < self.oldest_step:
                 self.oldest_step = step
-        _sure(position > 0 and tiled == mask)
+        if not position or tiled != mask:
+            raise _DoubtError
         self._ids.append(ids)
         self._masks.append(mask)
         self._logprobs.append(logprobs)
@@ -149,7 +164,3 @@ class _Tokens:
 def _sure(holds: bool) -> None:
     if not holds:
         raise _DoubtError
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)

@@ -30,13 +30,14 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._coordinator: Coordinator | None = None
-        self.requests = Histogram(
+        self._requests = Histogram(
             "inflight_request_seconds",
             "Time to answer a request (long polls with their wait).",
             ["route", "status"],
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5, 30),
             registry=self._registry,
         )
+        self._children: dict[tuple[str, str, int], Histogram] = {}
         self._operations = Histogram(
             "inflight_commit_operations",
             "Ledger operations in one transaction.",
@@ -54,6 +55,14 @@ class Metrics(Collector):
         """Read this coordinator's numbers from now on."""
         self._coordinator = coordinator
         self._registry.register(self)
+
+    def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Note one request."""
+        key = (method, route, status)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._requests.labels(f"{method} {route}", str(status))
+        child.observe(seconds)
 
     def observe_commit(self, operations: int, seconds: float) -> None:
         """Note one transaction."""

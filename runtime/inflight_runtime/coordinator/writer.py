@@ -81,8 +81,8 @@ class Writer:
             raise WriterBusyError(f"{MOST_WAITING} operations wait for the disk")
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put(_Job(operation, future))  # type: ignore[arg-type]
-        # The operation goes on when the caller is cancelled; its result is then nobody's.
-        return await asyncio.shield(future)
+        # When the caller is cancelled, so is the future; the operation goes on and its result is nobody's.
+        return await future
 
     async def close(self) -> None:
         """Finish what waits, close the ledger and end the thread."""

@@ -238,14 +238,15 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model.floor = max(self.model.floor, oldest)
 
     @precondition(lambda self: self.model.epoch)
-    @rule(steps=st.integers(1, 4))
-    def train_a_while(self, steps: int) -> None:
+    @rule(steps=st.integers(1, 4), kinds=st.lists(st.sampled_from(["good", "good", "flat"]), min_size=2, max_size=5))
+    def train_a_while(self, steps: int, kinds: list[str]) -> None:
+        kind = itertools.cycle(kinds)
         for _ in range(steps):
             if max(self.model.memberships, default=0) == self.model.trained:
                 self.lease(count=2 * B, cap=100, twice=False)
                 for lease in self.granted:
                     if self.model.groups[lease.group_id].state == "leased":
-                        self.submit(lease, "good")
+                        self.submit(lease, next(kind))
                 self.next_batch()
             if max(self.model.memberships, default=0) > self.model.trained:
                 self.commit(twice=False)
