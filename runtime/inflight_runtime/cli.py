@@ -4,14 +4,16 @@ Imports neither torch nor an engine, and what only one command needs is imported
 at once.
 """
 
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
-    from inflight_runtime.local.executor import RunResult
+    from inflight_runtime.local.result import RunResult
 
 app = typer.Typer(
     name="inflight",
@@ -22,7 +24,6 @@ app = typer.Typer(
 )
 
 EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 LATEST = Path("runs/latest")
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="An RLTrainingJob.", show_default=False)]
@@ -62,7 +63,7 @@ def run(
 
     from inflight_runtime.api import JobError, Problem  # noqa: PLC0415
     from inflight_runtime.local.executor import Executor  # noqa: PLC0415
-    from inflight_runtime.local.prepare import prepare_resume, prepare_run  # noqa: PLC0415
+    from inflight_runtime.local.prepare import note_end, prepare_resume, prepare_run  # noqa: PLC0415
     from inflight_runtime.local.rundir import RunDirectoryError  # noqa: PLC0415
     from inflight_runtime.local.summary import render_summary  # noqa: PLC0415
     from inflight_runtime.local.text import shown  # noqa: PLC0415
@@ -88,6 +89,7 @@ def run(
             return await Executor(prepared, view, ready_timeout).run()
 
         result = asyncio.run(execute())
+    note_end(prepared, result)
     console.print(render_summary(result, prepared.directory))
     raise typer.Exit(result.exit_code)
 
@@ -193,7 +195,11 @@ def refuse(error: Exception) -> NoReturn:
 
 def main() -> None:
     """Entry point of the ``inflight`` command."""
-    try:
-        app()
-    except KeyboardInterrupt:  # before a run has begun; from then on the executor takes signals
-        sys.exit(EXIT_INTERRUPTED)
+    # Until a run begins, whose executor takes signals itself: what is under way is cleaned up, without a traceback.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _leave)
+    app()
+
+
+def _leave(signum: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + signum)

@@ -8,13 +8,14 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import aiohttp
 
 from inflight_runtime.coordinator.client import CoordinatorClient, CoordinatorError, CoordinatorUnavailableError
 from inflight_runtime.local.launch import Launcher
 from inflight_runtime.local.machine import Prepared
+from inflight_runtime.local.result import Outcome, RunResult
 from inflight_runtime.local.snapshot import Snapshot, Tracker
 from inflight_runtime.local.supervisor import RoleFailedError, RoleSpec, Supervisor, Verdict
 from inflight_runtime.local.view import View
@@ -30,31 +31,10 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult:
-    """How a run ended.
-
-    Attributes:
-        outcome: in a word.
-        exit_code: of ``inflight run``.
-        reason: why it failed or who interrupted it, with log lines.
-        state: the coordinator's last answer.
-        restarts: by role.
-        seconds: from the first start to the last end.
-    """
-
-    outcome: Literal["succeeded", "failed", "interrupted"]
-    exit_code: int
-    reason: str
-    state: RunState | None
-    restarts: dict[str, int]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class _End:
     """Why the work stops, before everything is stopped in order."""
 
-    outcome: Literal["succeeded", "failed", "interrupted"]
+    outcome: Outcome
     exit_code: int
     reason: str
 

@@ -17,6 +17,7 @@ from inflight_runtime.config.render import LocalLayout, RenderedRun, render_loca
 from inflight_runtime.local.machine import LOOPBACK, Machine, Prepared, RunPorts, inspect_machine, take_ports
 from inflight_runtime.local.overrides import load_with_overrides
 from inflight_runtime.local.ports import PortPool
+from inflight_runtime.local.result import RunResult
 from inflight_runtime.local.rundir import RunDirectory, RunDirectoryError, RunRecord, new_run_path, point_latest
 
 
@@ -68,6 +69,11 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str], coordinator_port: in
     """
     directory = RunDirectory(run_dir)
     record = directory.read_record()
+    if record.outcome:
+        raise RunDirectoryError(
+            f"--resume: the run in {run_dir} is over ({record.outcome}); start a new one, and set "
+            f"spec.checkpoint.resumeFrom to {directory.checkpoints} if it is to go on from these weights"
+        )
     directory.lock()
     every = (*record.overrides, *overrides)
     job_dir = Path(record.job_file).parent
@@ -90,6 +96,13 @@ def _finish(prepared: Prepared, record: RunRecord) -> Prepared:
     url = f"http://{LOOPBACK}:{prepared.rendered.coordinator.port}"
     directory.write_record(replace(record, coordinator_url=url, pid=os.getpid(), started=time.time()))
     return prepared
+
+
+def note_end(prepared: Prepared, result: RunResult) -> None:
+    """Write down that the run is over, if it is: one that was stopped or has lost a role may go on."""
+    if result.over:
+        record = prepared.directory.read_record()
+        prepared.directory.write_record(replace(record, outcome=result.outcome))
 
 
 def render(

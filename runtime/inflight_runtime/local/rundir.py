@@ -31,6 +31,7 @@ class RunRecord:
         coordinator_url: address of the coordinator while the run is alive.
         pid: process id of the executor.
         started: seconds since 1970.
+        outcome: ``succeeded`` or ``failed`` once the run is over for good; empty while it may go on.
     """
 
     job: str
@@ -39,6 +40,7 @@ class RunRecord:
     coordinator_url: str = ""
     pid: int = 0
     started: float = 0.0
+    outcome: str = ""
 
 
 class RunDirectory:

@@ -11,7 +11,7 @@ from inflight_runtime.coordinator.client import CoordinatorClient, CoordinatorEr
 from inflight_runtime.local.rundir import RunDirectory, read_json_lines
 from inflight_runtime.local.snapshot import Snapshot, parts_of
 from inflight_runtime.local.summary import newest_checkpoint, surviving
-from inflight_runtime.local.text import shown
+from inflight_runtime.local.text import command_name, shown
 from inflight_runtime.local.view import picture
 from inflight_runtime.protocol import RunState
 
@@ -32,7 +32,7 @@ def render_status(directory: RunDirectory) -> RenderableType:
         live = Snapshot(job=state.job, phase=state.outcome, elapsed_s=state.seconds, state=state)
         return Group(picture(live), Text(f"  {shown(directory.path)}, pid {record.pid}", style="dim"))
     alive = directory.is_alive()
-    words = "going on, but its coordinator does not answer" if alive else "not running"
+    words = "going on, but its coordinator does not answer" if alive else record.outcome or "not running"
     blocks: list[RenderableType] = [Text.assemble((record.job, "bold"), f"  {words}  ", (shown(directory.path), "dim"))]
     metrics = surviving(read_json_lines(directory.metrics))
     if metrics:
@@ -47,8 +47,8 @@ def render_status(directory: RunDirectory) -> RenderableType:
         blocks.append(Text("  no step is done yet"))
     checkpoint = newest_checkpoint(directory)
     blocks.append(Text(f"  checkpoint {shown(checkpoint) if checkpoint else 'none'}"))
-    if not alive:
-        blocks.append(Text(f"  go on: inflight run --resume {shown(directory.path)}"))
+    if not alive and not record.outcome:
+        blocks.append(Text(f"  go on: {command_name()} run --resume {shown(directory.path)}"))
     return Group(*blocks)
 
 

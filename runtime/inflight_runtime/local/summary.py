@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inflight_runtime.local.executor import RunResult
+from inflight_runtime.local.result import RunResult
 from inflight_runtime.local.rundir import RunDirectory, read_json_lines
-from inflight_runtime.local.text import clock_text, plain_text, shown
+from inflight_runtime.local.text import clock_text, command_name, plain_text, shown
 
 WINDOW: Final = 10
 STYLES: Final = {"succeeded": "bold green", "failed": "bold red", "interrupted": "bold yellow"}
@@ -23,7 +23,7 @@ STYLES: Final = {"succeeded": "bold green", "failed": "bold red", "interrupted":
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A metric at the beginning and at the end: means over the first and the last :data:`WINDOW` steps."""
+    """A metric at the beginning and at the end: means over up to :data:`WINDOW` steps, a half of them at most."""
 
     first: float
     last: float
@@ -34,7 +34,8 @@ def trend(metrics: Sequence[dict[str, Any]], name: str) -> Trend | None:
     values = _values(metrics, name)
     if not values:
         return None
-    return Trend(statistics.fmean(values[:WINDOW]), statistics.fmean(values[-WINDOW:]))
+    window = min(WINDOW, max(1, len(values) // 2))
+    return Trend(statistics.fmean(values[:window]), statistics.fmean(values[-window:]))
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -105,10 +106,12 @@ def render_summary(result: RunResult, directory: RunDirectory) -> RenderableType
 
 def next_command(result: RunResult, directory: RunDirectory) -> str:
     """Get what one would type now."""
-    place = shown(directory.path)
+    inflight, place = command_name(), shown(directory.path)
     if result.outcome == "succeeded":
-        return f"inflight samples {place} --best"
-    return f"inflight run --resume {place}"
+        return f"{inflight} samples {place} --best"
+    if result.over:
+        return f"mend the cause, then {inflight} run {shown(Path(directory.read_record().job_file))}"
+    return f"{inflight} run --resume {place}"
 
 
 def _values(metrics: Sequence[dict[str, Any]], name: str) -> list[float]:

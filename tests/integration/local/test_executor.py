@@ -230,6 +230,11 @@ def test_a_stopped_run_goes_on_in_its_directory_and_a_live_one_is_left_alone(pla
     assert "30 of 30" in output  # the override of the first start still holds
     assert (playground.run_dir / "token").read_text() == token
 
+    again = playground.start("run", "--resume", "run")
+    output, _ = again.communicate(timeout=DEADLINE_S)
+    assert again.returncode == 2
+    assert "the run in run is over (succeeded); start a new one" in output
+
 
 def test_runs_without_a_directory_of_their_own_get_one_and_latest_points_to_it(playground: Playground) -> None:
     process = playground.start("run", "job.yaml")

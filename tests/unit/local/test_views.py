@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from inflight_runtime.local.executor import RunResult
+from inflight_runtime.local.result import RunResult
 from inflight_runtime.local.rundir import RunDirectory, RunRecord
 from inflight_runtime.local.samples import choose, render_groups
 from inflight_runtime.local.snapshot import Snapshot, Tracker
@@ -245,6 +245,15 @@ def test_the_summary_of_a_failed_run_has_the_reason_and_how_to_go_on(
     assert text.endswith("next: inflight run --resume runs/one\n")
 
 
+def test_a_run_that_was_declared_failed_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = RunDirectory(Path("runs/one"))
+    directory.create("spec", RunRecord("sort-letters", str(tmp_path / "job.yaml"), ()))
+    declared = state(outcome="failed", reason="the environment always raises")
+    result = RunResult("failed", 1, declared.reason, declared, {}, 3.0)
+    assert text_of(render_summary(result, directory)).endswith("next: mend the cause, then inflight run job.yaml\n")
+
+
 @given(st.lists(st.floats(min_value=0, max_value=1e6), min_size=1), st.floats(min_value=0.01, max_value=1))
 def test_a_percentile_is_the_smallest_value_that_covers_its_share(values: list[float], share: float) -> None:
     found = percentile(values, share)
@@ -260,7 +269,7 @@ def test_trends_leave_out_what_is_not_a_number() -> None:
     records = surviving([{"step": 2, "r": 3.0}, {"step": 1, "r": None}, {"no": 1}, {"step": 3, "r": 5.0}])
     found = trend(records, "r")
     assert found is not None
-    assert (found.first, found.last) == (4.0, 4.0)
+    assert (found.first, found.last) == (3.0, 5.0)
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
