@@ -128,6 +128,10 @@ class Environment(ABC):
         ``client.run_blocking(function, *args)``. An exception costs this attempt only.
         """
 
+    def opening(self, problem: Problem) -> Messages | str | None:
+        """What every attempt asks first, when that is known beforehand; computed once for a group."""
+        return None
+
     def close(self) -> None:
         """Free what the environment holds; called once when the actor ends."""
         return
@@ -146,10 +150,14 @@ class SingleTurnEnvironment(Environment):
     ) -> float | Mapping[str, float] | Reward | Awaitable[float | Mapping[str, float] | Reward]:
         """Score an answer. May block: it runs in a thread with the job's ``rewardTimeoutSeconds``. May be async."""
 
+    def opening(self, problem: Problem) -> Messages | str | None:
+        """The only prompt there is."""
+        return self.messages(problem)
+
     async def rollout(self, problem: Problem, client: RolloutClient) -> Reward | float | Mapping[str, float]:
-        """Ask once, score once; the calls for one group's attempts share a thread hop."""
-        messages = await client.run_blocking(self.messages, problem)
-        answer = await client.ask(messages)
+        """Ask once, score once; what blocks shares one thread hop with the group's other attempts."""
+        opening = client.opening
+        answer = await client.ask(await client.run_blocking(self.messages, problem) if opening is None else opening)
         if inspect.iscoroutinefunction(self.reward):
             scored = await client.within_deadline(self.reward(problem, answer))
         else:

@@ -12,7 +12,7 @@ import numpy as np
 
 from inflight_runtime.actor.blocking import BlockingBatcher, BlockingPool
 from inflight_runtime.actor.coalesce import Coalescer, Generator
-from inflight_runtime.actor.environments import Environment, Problem, Reward, RewardError
+from inflight_runtime.actor.environments import Environment, Messages, Problem, Reward, RewardError
 from inflight_runtime.actor.loading import describe_error
 from inflight_runtime.actor.metrics import ActorMetrics
 from inflight_runtime.actor.router import GenerationError, GenerationRefusedError, Route
@@ -83,11 +83,12 @@ class GroupPlayer:
             reward_timeout_s=self._config.environment.reward_timeout_s,
             evaluating=lease.kind == "eval",
         )
-        source = self._environment.eval_problem if lease.kind == "eval" else self._environment.problem
         try:
             played = [_Played() for _ in range(lease.attempts)]
             try:
-                problem = await blocking.run(source, (lease.problem_index,), self._config.environment.reward_timeout_s)
+                problem, context.opening = await blocking.run(
+                    self._open, (lease,), self._config.environment.reward_timeout_s
+                )
             except Exception as error:  # the environment's own
                 for one in played:
                     one.error = error
@@ -98,6 +99,12 @@ class GroupPlayer:
         if played and all(isinstance(one.error, PromptTooLongError) and one.error.first for one in played):
             raise cast(PromptTooLongError, played[0].error)
         return self._group(lease, played)
+
+    def _open(self, lease: Lease) -> tuple[Problem, Messages | str | None]:
+        """The environment's part before the first request; may block."""
+        source = self._environment.eval_problem if lease.kind == "eval" else self._environment.problem
+        problem = source(lease.problem_index)
+        return problem, self._environment.opening(problem)
 
     async def _play_attempts(self, problem: Problem, context: GroupContext, played: list[_Played]) -> None:
         """Play all attempts, then those that failed again, up to the job's number of retries."""

@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, Literal, TypeVar, cast
 
 from inflight_runtime.actor.blocking import BlockingBatcher, BlockingTimeoutError
@@ -111,6 +112,7 @@ class GroupContext:
     Attributes:
         group_id: of the lease; with ``sampling.seed`` it determines every seed.
         evaluating: the problem is held out: scored, never trained on.
+        opening: what every attempt asks first, when the environment knows that beforehand.
     """
 
     group_id: int
@@ -122,11 +124,17 @@ class GroupContext:
     model_name: str
     reward_timeout_s: float
     evaluating: bool = False
+    opening: Messages | str | None = None
     _rendered: dict[str, str] = field(default_factory=dict)
+    _rendered_opening: str | None = None
     _encoded: dict[str, list[int]] = field(default_factory=dict)
 
     def render(self, messages: Messages, options: Mapping[str, Any]) -> str:
         """Render messages; the attempts' common first prompt is rendered once."""
+        if messages is self.opening and not options:
+            if self._rendered_opening is None:
+                self._rendered_opening = self.codec.render([_plain_message(message) for message in messages], {})
+            return self._rendered_opening
         plain = [_plain_message(message) for message in messages]
         try:
             key = json.dumps([plain, options])
@@ -156,7 +164,6 @@ class RolloutClient:
         chat: ``await client.chat.completions.create(messages=...)``, as with OpenAI's async client.
         attempt: number of this attempt in its group, from 0.
         evaluating: the problem is held out.
-        rng: a random generator of this attempt's own; the same in a replay.
     """
 
     def __init__(self, context: GroupContext, attempt: int, retry: int = 0) -> None:
@@ -167,9 +174,19 @@ class RolloutClient:
         self.evaluating = context.evaluating
         self.recorder = Recorder(context.codec)
         self.chat = Chat(self)
-        self.rng = random.Random(  # noqa: S311
-            sampling_seed(context.sampling.seed, context.group_id, attempt, -1, retry)
+
+    @cached_property
+    def rng(self) -> random.Random:
+        """A random generator of this attempt's own; the same in a replay."""
+        context = self._context
+        return random.Random(  # noqa: S311
+            sampling_seed(context.sampling.seed, context.group_id, self.attempt, -1, self._retry)
         )
+
+    @property
+    def opening(self) -> Messages | str | None:
+        """What the environment's ``opening`` gave for this problem."""
+        return self._context.opening
 
     @property
     def model_name(self) -> str:
