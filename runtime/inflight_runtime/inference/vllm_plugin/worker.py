@@ -97,7 +97,8 @@ class InflightWorkerExtension:
         def work(task: _Task) -> None:
             request = WeightUpdateRequest.model_validate_json(payload)
             pair = state.pairs[request.tag]
-            task.tensors = state.receiver.receive(pair, request, self.device)
+            # On the host, whatever the model is on: device memory has no room for a second model.
+            task.tensors = state.receiver.receive(pair, request, "cpu")
 
         return self._inflight_start(work)
 
