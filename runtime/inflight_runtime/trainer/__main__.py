@@ -79,7 +79,7 @@ def main() -> int:
     except CheckpointError as error:
         logger.error("%s", error)
         return EXIT_FAILED if trainer.step else EXIT_BAD_INPUT
-    except (BatchError, NoBatchError, NonFiniteError, CoordinatorError, CoordinatorUnavailableError) as error:
+    except (BatchError, NoBatchError, NonFiniteError, CoordinatorError, CoordinatorUnavailableError, OSError) as error:
         logger.error("training ends: %s", error)
         return EXIT_FAILED
     except Exception:

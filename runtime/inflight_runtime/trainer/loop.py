@@ -30,7 +30,7 @@ from inflight_runtime.trainer.checkpoint import (
     read_checkpoint,
 )
 from inflight_runtime.trainer.contract import EngineInfo, StepStats, TrainerEngine
-from inflight_runtime.trainer.losses import SUM_COUNT, LossSums, policy_loss
+from inflight_runtime.trainer.losses import LossSums, policy_loss
 from inflight_runtime.trainer.metrics import RunLog, Stopwatch, batch_metrics, rollout_lines
 from inflight_runtime.trainer.packing import MicroBatch, attention_cost, plan_step
 from inflight_runtime.trainer.remote import CALL_DEADLINE_S, Remote, WeightPublisher
@@ -180,7 +180,7 @@ class Trainer:
 
     def forward_backward(self, micro_batches: list[MicroBatch]) -> LossSums:
         """Add up the gradients of a step; returns its sums over tokens."""
-        total = torch.zeros(SUM_COUNT, dtype=torch.float64)
+        total: Tensor | None = None
         for index, batch in enumerate(micro_batches):
             stats = self.engine.forward(batch)
             device = stats.logprobs.device
@@ -198,8 +198,8 @@ class Trainer:
                 entropy_sample=stats.entropy_sample,
             )
             self.engine.backward(loss, last=index == len(micro_batches) - 1)
-            total += sums.to("cpu")
-        return LossSums.of(total)
+            total = sums if total is None else total + sums
+        return LossSums() if total is None else LossSums.of(total)
 
     def publish(self) -> None:
         """Copy the weights and hand them to the publisher; sending goes on beside."""
@@ -208,12 +208,12 @@ class Trainer:
         self.remote.publish(snapshot)
 
     def save(self) -> None:
-        """Write a checkpoint of the current step unless there is one.
+        """Write a checkpoint of the current step unless there is one, or nothing to save.
 
         Raises:
             CheckpointError: it could not be written.
         """
-        if self._saved is not None and self._saved.step == self.step:
+        if self.step == (self._saved.step if self._saved else 0):
             return
         began = time.monotonic()
         self._saved = self.checkpoints.save(self.step, self.engine.save, Path(self.config.model.tokenizer))

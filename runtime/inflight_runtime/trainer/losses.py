@@ -7,7 +7,7 @@ reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, Self
 
 import torch
@@ -59,9 +59,6 @@ class LossSums:
             "clip_fraction": self.clipped / tokens,
             "entropy": self.entropy / max(self.entropy_tokens, 1.0),
         }
-
-
-SUM_COUNT: Final = len(fields(LossSums))
 
 
 def policy_loss(

@@ -17,8 +17,8 @@ from tensorboardX import SummaryWriter
 from inflight_runtime.trainer.batching import StepData
 from inflight_runtime.types import Attempt
 
-TENSORBOARD_INTERVAL_S: Final = 0.5
-"""Steps that follow each other faster are not all written: an event costs as much as a tiny step's optimizer."""
+TENSORBOARD_INTERVAL_S: Final = 1.0
+"""Steps that follow each other faster are not all written: it costs as much as a tiny step's optimizer."""
 
 
 @dataclass(slots=True)

@@ -217,6 +217,14 @@ def test_a_signal_while_waiting_ends_with_a_checkpoint(tmp_path: Path, model: Pa
     assert sorted(run.coordinator.commits) == [1, 2]
 
 
+def test_a_signal_before_the_first_step_leaves_no_checkpoint(tmp_path: Path, model: Path) -> None:
+    run = TrainerRun(trainer_config(tmp_path, model), FakeCoordinator(lambda step: None))
+    run.stop.signum = 15
+    assert run.run().step == 0
+    assert not (tmp_path / "checkpoints").exists()
+    assert run.coordinator.durable == []
+
+
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

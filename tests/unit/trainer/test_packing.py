@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_runtime.trainer.batching import TrainSequence
@@ -44,10 +44,12 @@ def context(batch: MicroBatch, row: int, column: int) -> list[tuple[int, int]]:
     return sorted((int(batch.positions[row, j]), int(batch.ids[row, j])) for j in seen)
 
 
+EXAMPLES = settings(max_examples=60)
 BUDGET = st.integers(4, 64)
 COST = st.sampled_from([0.0, 0.01, 0.3, 100.0])
 
 
+@EXAMPLES
 @given(groups(), BUDGET, COST, st.booleans())
 def test_every_token_is_trained_once_in_exactly_its_own_context(
     plan_groups: list[list[TrainSequence]], budget: int, cost: float, share: bool
@@ -71,6 +73,7 @@ def test_every_token_is_trained_once_in_exactly_its_own_context(
     assert found == Counter(dict.fromkeys(expected, 1))
 
 
+@EXAMPLES
 @given(groups(), BUDGET, COST, st.booleans())
 def test_a_micro_batch_keeps_to_the_budget_unless_one_sequence_alone_is_longer(
     plan_groups: list[list[TrainSequence]], budget: int, cost: float, share: bool
@@ -81,6 +84,7 @@ def test_a_micro_batch_keeps_to_the_budget_unless_one_sequence_alone_is_longer(
             assert (batch.positions[0] == np.arange(batch.ids.shape[1])).all()
 
 
+@EXAMPLES
 @given(groups(), BUDGET, COST)
 def test_the_same_input_gives_the_same_plan(plan_groups: list[list[TrainSequence]], budget: int, cost: float) -> None:
     one, two = (plan_step(plan_groups, budget, cost) for _ in range(2))
@@ -89,6 +93,7 @@ def test_the_same_input_gives_the_same_plan(plan_groups: list[list[TrainSequence
         assert all(np.array_equal(getattr(left, name), getattr(right, name)) for name in MicroBatch.__slots__)
 
 
+@EXAMPLES
 @given(groups())
 def test_padding_attends_to_itself_alone_and_is_never_attended_to(plan_groups: list[list[TrainSequence]]) -> None:
     for batch in plan_step(plan_groups, 64, 0.0):

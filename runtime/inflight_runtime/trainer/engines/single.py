@@ -56,7 +56,13 @@ class SingleEngine:
         self.vocab_size = int(head.weight.shape[0])
         text = self.model.config.get_text_config()
         _check_attention_window(text, config.model.max_length)
-        self._check_shared_prefixes()
+        try:
+            self._check_shared_prefixes()
+        except TypeError as error:
+            raise EngineError(
+                f"model {config.model.path} ({type(self.model).__name__}) does not take what the 'single' engine gives "
+                f"it, an attention mask and position ids: {error}"
+            ) from error
         count = sum(parameter.numel() for parameter in self.parameters)
         return EngineInfo(parameters=count, vocab_size=self.vocab_size, hidden_size=int(text.hidden_size))
 
@@ -73,7 +79,7 @@ class SingleEngine:
                 position_ids=self._tensor(batch.positions),
                 use_cache=False,
             ).last_hidden_state
-            hidden = states.view(-1, states.shape[-1]).index_select(0, self._tensor(batch.sources))
+            hidden = states.reshape(-1, states.shape[-1]).index_select(0, self._tensor(batch.sources))
             logprobs, entropy, sample = next_token_stats(
                 hidden,
                 self.model.get_output_embeddings(),
