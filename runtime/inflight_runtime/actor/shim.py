@@ -304,6 +304,9 @@ class RolloutClient:
             raise
         text = self.recorder.complete(turn, sampled.completion, sampled.server_id, sampled.boot_id)
         finish: Literal["stop", "length"] = "length" if sampled.completion.finish == "length" else "stop"
+        if finish == "stop" and parameters.stop:
+            # As OpenAI does: the text ends before the stop string; the tokens of it were sampled and stay.
+            text = text[: min((at for stop in parameters.stop if (at := text.find(stop)) >= 0), default=len(text))]
         return Answer(text, finish, tuple(sampled.completion.ids)), len(prompt_ids)
 
     def _parameters(self, prompt_tokens: int, max_tokens: int | None, stop: str | Sequence[str] | None) -> Parameters:
