@@ -202,7 +202,20 @@ async def test_the_attempts_random_generator_is_its_own_and_repeats(context):
     assert draws[0] == draws[2] != draws[1]
 
 
-async def test_stop_token_ids_end_in_the_segment(context):
+async def test_a_stop_string_is_cut_off_the_text_and_kept_in_the_tokens(context, generator):
+    async def generate(request: GenerateRequest, route: Route) -> list[Sampled]:
+        ids = [ord(character) for character in "yes!"]
+        return [Sampled(make_completion(ids, finish="stop"), "s0", "b0")]
+
+    generator.generate = generate
+    client = RolloutClient(context, 0)
+    answer = await client.ask(ask("hi"))
+    assert answer.text == "yes"
+    assert CharCodec().decode(answer.token_ids, special=True) == "yes!"
+    assert len(client.recorder.histories[0].ids) == len("<user>hi§<assistant>yes!")
+
+
+async def test_a_string_is_sent_as_it_is(context):
     client = RolloutClient(context, 0)
     answer = await client.ask("raw prompt")
     assert client.recorder.prompt_text == "raw prompt"
