@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.tiny_models import make_tiny_model, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from support.tiny_models import make_tiny_model, make_tokenizer
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "llama"])
