@@ -16,7 +16,7 @@ from inflight_runtime.config.roles import CheckpointConfig, LossConfig, Optimize
 from inflight_runtime.coordinator.client import FencedError
 from inflight_runtime.trainer.batching import BatchError
 from inflight_runtime.trainer.checkpoint import CheckpointError
-from inflight_runtime.trainer.loop import MAX_SKIPPED_STEPS, NonFiniteError, Trainer
+from inflight_runtime.trainer.loop import MAX_SKIPPED_STEPS, ConfigMismatchError, NonFiniteError, Trainer
 from inflight_runtime.types import Attempt, Group, Version
 from support.tiny_models import make_tiny_model
 from support.trainer_fakes import (
@@ -270,7 +270,13 @@ def test_steps_without_a_finite_gradient_change_nothing_and_end_the_run(tmp_path
     assert metrics[0]["grad_norm"] is None, "JSON has no infinity"
 
 
-def test_a_batch_of_another_step_is_refused(tmp_path: Path, model: Path) -> None:
+def test_a_coordinator_of_another_job_file_is_refused(tmp_path: Path, model: Path) -> None:
+    run = TrainerRun(trainer_config(tmp_path, model), FakeCoordinator(random_batches(0), steps=5))
+    with pytest.raises(ConfigMismatchError, match="the coordinator runs 5 steps and the trainer 4"):
+        run.run()
+
+
+def test_a_batch_of_another_shape_is_refused(tmp_path: Path, model: Path) -> None:
     run = TrainerRun(trainer_config(tmp_path, model, group_size=3), FakeCoordinator(random_batches(0)))
     with pytest.raises(BatchError, match="4 attempts, group_size is 3"):
         run.run()
