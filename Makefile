@@ -40,7 +40,7 @@ test-unit: bootstrap ## Fast tests, no server
 test-integration: bootstrap ## Tests with real processes
 	@$(PYTHON) -m pytest tests/integration $(PYTEST)
 
-bench: bootstrap ## Measure a run; prints one JSON
+bench: bootstrap ## Measure real runs, about six minutes; prints one JSON (BENCH=--quick: two minutes)
 	@$(PYTHON) benchmarks/run.py $(BENCH)
 
 lock: ## Resolve the requirements again (UPGRADE="--upgrade" moves versions)

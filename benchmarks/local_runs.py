@@ -20,7 +20,7 @@ POLL_S = 0.1
 END_GRACE_S = 90.0
 STEADY_AFTER = 10
 """Steps left out at the begin: the first updates join their pairs, the first batches wait for the first answers."""
-STEADY_WITHIN_S = 240.0
+STEADY_WITHIN_S = 300.0
 STOPPED = 143
 """Exit code of a run that was ended by SIGTERM, with a checkpoint."""
 LOG_LINES = 15
@@ -153,6 +153,7 @@ def bench_run(name: str, job: Path, scratch: Path, overrides: Sequence[str]) -> 
     """
     directory, printed = scratch / name, scratch / f"{name}.txt"
     command = [sys.executable, "-m", "inflight_runtime", "run", str(job), "--plain", "--run-dir", str(directory)]
+    command += ["--ready-timeout", f"{STEADY_WITHIN_S:g}"]
     for override in overrides:
         command += ["--set", override]
     with printed.open("wb") as sink:

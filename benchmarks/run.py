@@ -41,6 +41,9 @@ ASYNC, SYNC = 4, 0
 STREAM_TOKENS = 700
 STREAMS_PER_SERVER = 8
 MEMORY_EVERY_S = 5.0
+FEWEST_STEPS = 6
+"""A window is longer than planned where it would have fewer; its first step only begins the time."""
+STANDSTILL_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,19 @@ def say(text: str) -> None:
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
-def pause(seconds: float, every: Callable[[], None] = lambda: None) -> None:
-    """Wait, and do something now and then."""
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
+def train_for(run: BenchRun, seconds: float, every: Callable[[], None] = lambda: None) -> None:
+    """Let a run go on for some time and at least some steps, and do something now and then.
+
+    Raises:
+        RunFailedError: it ended, or hardly moves.
+    """
+    begin, enough = time.monotonic(), run.steps() + FEWEST_STEPS
+    while (passed := time.monotonic() - begin) < seconds or run.steps() < enough:
+        run.check()
+        if passed > seconds + STANDSTILL_S:
+            raise run.failure(f"did not do {FEWEST_STEPS} steps within {passed:.0f} s")
         every()
-        time.sleep(min(MEMORY_EVERY_S, left))
+        time.sleep(min(MEMORY_EVERY_S, max(0.2, seconds - passed)))
 
 
 def trained(run: BenchRun, window: Window) -> Progress:
@@ -118,7 +128,7 @@ def measure_speed(name: str, job: Path, scratch: Path, staleness: int, seconds: 
     say(f"{name}: starting")
     with bench_run(name, job, scratch, common_overrides(staleness)) as run:
         roles = run.wait_until_steady()
-        window = run.measure(roles, lambda: pause(seconds))
+        window = run.measure(roles, lambda: train_for(run, seconds))
         done = trained(run, window)
         run.stop()
     return show_progress(name, done, window)
@@ -135,7 +145,7 @@ def measure_demo(scratch: Path, plan: Plan) -> tuple[dict[str, Any], dict[str, A
     streams: list[Stream] = []
     with bench_run("demo", example_job(), scratch, common_overrides(ASYNC)) as run:
         roles = run.wait_until_steady()
-        window = run.measure(roles, lambda: pause(plan.demo_s, roles.sample_memory))
+        window = run.measure(roles, lambda: train_for(run, plan.demo_s, roles.sample_memory))
         say("demo: streams beside")
         beside = run.measure(
             roles,
@@ -149,9 +159,10 @@ def measure_demo(scratch: Path, plan: Plan) -> tuple[dict[str, Any], dict[str, A
         done, done_beside = trained(run, window), trained(run, beside)
         steps = [record for record in run.records("metrics.jsonl") if window.begin <= record["time"] <= window.end]
         updates = run.records("updates.jsonl")
+        speed = show_progress("demo", done, window)
         try:
             figures = {
-                **show_progress("demo", done, window),
+                **speed,
                 "step_ms": spread([1e3 * record["step_seconds"] for record in steps]),
                 "trainer_shares": trainer_shares(steps),
                 "staleness_mean": round(sum(record["staleness_mean"] for record in steps) / len(steps), 2),
@@ -164,7 +175,7 @@ def measure_demo(scratch: Path, plan: Plan) -> tuple[dict[str, Any], dict[str, A
         except TooLittleDataError as error:
             raise run.failure(f"cannot be judged: {error}") from error
         run.stop()
-    return figures, show_progress("demo", done, window)
+    return figures, speed
 
 
 # --- figures of the demo ----------------------------------------------------------------------------------------------
