@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "dev-cpu.txt"
-SCHEME = "1"
+SCHEME = "2"
 """Raised when this script builds environments in another way, so that old ones are not taken for new ones."""
 UV_VERSION = "0.13.9"
 INSTALL_ATTEMPTS = 3
