@@ -8,7 +8,7 @@ RUN ?=
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo demo-smollm2 test lint typecheck test-unit test-integration bench lock fmt clean
+.PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration bench lock fmt clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -23,6 +23,12 @@ demo: bootstrap ## Train a tiny model to sort letters with two vLLM servers (abo
 demo-smollm2: bootstrap ## Train SmolLM2-135M to answer sums (about five minutes)
 	@$(PYTHON) examples/smollm2-arithmetic/make_model.py
 	@$(INFLIGHT) run examples/smollm2-arithmetic/job.yaml $(RUN)
+
+demo-check: demo ## The demo, and whether it has learned
+	@$(PYTHON) scripts/check_learning.py runs/latest exact --first 10 --at-most 0.25 --last 30 --at-least 0.75
+
+demo-smollm2-short: RUN = --set spec.algorithm.steps=3
+demo-smollm2-short: demo-smollm2 ## Three steps of demo-smollm2, for CI
 
 test: ## Lint, types, unit and integration tests; prints the time of each
 	@scripts/stages.sh bootstrap lint typecheck test-unit test-integration
