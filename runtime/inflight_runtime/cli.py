@@ -90,7 +90,7 @@ def run(
 
         result = asyncio.run(execute())
     note_end(prepared, result)
-    console.print(render_summary(result, prepared.directory))
+    console.print(render_summary(result, prepared.directory), soft_wrap=True)  # paths and commands stay whole
     raise typer.Exit(result.exit_code)
 
 

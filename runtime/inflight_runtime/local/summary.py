@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from inflight_runtime.local.result import RunResult
@@ -90,17 +89,15 @@ def render_summary(result: RunResult, directory: RunDirectory) -> RenderableType
     rows.append(("rollouts", shown(directory.rollouts)))
     rows.append(("logs", shown(directory.logs)))
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(Text(plain_text(f"  {name}")), Text(plain_text(value)))
+    # Plain lines, not a table: a path that is wrapped or cut cannot be copied.
+    width = max(len(name) for name, _ in rows) + 2
+    lines = [Text.assemble((plain_text(f"  {name:<{width}}"), "dim"), plain_text(value)) for name, value in rows]
     blocks: list[RenderableType] = [Text()]
     heading = f"{result.state.job if result.state else directory.path.name}: {result.outcome}"
     blocks.append(Text(heading, style=STYLES[result.outcome]))
     if result.reason:
         blocks.append(Text(plain_text(result.reason)))
-    blocks += [table, Text(f"next: {next_command(result, directory)}")]
+    blocks += [*lines, Text(f"next: {next_command(result, directory)}")]
     return Group(*blocks)
 
 
