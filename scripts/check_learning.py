@@ -1,6 +1,6 @@
 """Check that a run has learned: a part of the reward, over its first and its last steps.
 
-    python scripts/check_learning.py runs/latest exact --first 10 --at-most 0.25 --last 30 --at-least 0.75
+python scripts/check_learning.py runs/latest exact --first 10 --at-most 0.25 --last 30 --at-least 0.75
 """
 
 import argparse
