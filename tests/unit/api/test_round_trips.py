@@ -15,13 +15,14 @@ from inflight_runtime.api.errors import inner_model, wire_names
 from inflight_runtime.config import roles
 
 names = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
+keys = st.text(max_size=80)  # YAML takes no key of more than 1,024 characters, escapes included
 json_values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**53), 2**53)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
     max_leaves=8,
 )
 
@@ -45,7 +46,7 @@ specs = st.fixed_dictionaries(
             lambda fields: {"source": "./model", **fields}
         ),
         "environment": section(
-            args=st.dictionaries(st.text(), json_values, max_size=3), overlongPrompt=one_of(enums.OverlongPrompt)
+            args=st.dictionaries(keys, json_values, max_size=3), overlongPrompt=one_of(enums.OverlongPrompt)
         ).map(lambda fields: {"entrypoint": "a.b:C", **fields}),
         "algorithm": section(
             promptsPerStep=st.integers(1, 1000),

@@ -1,7 +1,8 @@
 """What runs inside vLLM's workers: receive in a thread while the engine generates, put in place by one call.
 
 Loading goes through vLLM's layerwise reload: plain ``load_weights`` corrupts the model on CPU, where linear weights are
-repacked after loading. Nothing here may block an RPC for long: while a call runs, the engine does not generate.
+repacked after loading. On CPU later updates are prepared in the thread and swapped in (:mod:`.swap`). Nothing here may
+block an RPC for long: while a call runs, the engine does not generate.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from inflight_runtime.inference.vllm_plugin.swap import Prepared, SwapPlan, plan_swap
 from inflight_runtime.protocol import InitGroupRequest, WeightUpdateRequest
 from inflight_runtime.weights.receiver import PausedBucketReceiver, StagedReceiver
 from inflight_runtime.weights.transports.pair import PairGroup
@@ -37,12 +39,15 @@ class _Task:
     done: bool = False
     error: str = ""
     tensors: NamedTensors = field(default_factory=list)
+    prepared: Prepared | None = None
 
 
 @dataclass
 class _State:
     pairs: dict[str, PairGroup] = field(default_factory=dict)
     receiver: StagedReceiver = field(default_factory=StagedReceiver)
+    plan: SwapPlan | None = None
+    planned: bool = False
     task: _Task | None = None
     started: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -99,6 +104,8 @@ class InflightWorkerExtension:
             pair = state.pairs[request.tag]
             # On the host, whatever the model is on: device memory has no room for a second model.
             task.tensors = state.receiver.receive(pair, request, "cpu")
+            if state.plan is not None:
+                task.prepared = state.plan.prepare(dict(task.tensors))
 
         return self._inflight_start(work)
 
@@ -120,7 +127,14 @@ class InflightWorkerExtension:
         task, state.task = state.task, None
         if task is None or not task.done or task.error or not task.tensors:
             raise RuntimeError("no verified weights to commit")
-        return json.dumps(self._inflight_load(task.tensors))
+        start = time.perf_counter()
+        if state.plan is not None and task.prepared is not None:
+            state.plan.apply(task.prepared)
+            return json.dumps({"swap_ms": 1e3 * (time.perf_counter() - start)})
+        timings = self._inflight_load(task.tensors)
+        if not state.planned:
+            state.planned, state.plan = True, self._inflight_plan(dict(task.tensors))
+        return json.dumps(timings)
 
     def inflight_commit_streaming(self, payload: str) -> str:
         """Receive and load bucket by bucket with the engine paused (NCCL: no second model in device memory).
@@ -180,6 +194,25 @@ class InflightWorkerExtension:
             if self.device.type == "cpu":
                 repack_tied_heads(model)
         return {"load_ms": 1e3 * (loaded - start), "finalize_ms": 1e3 * (time.perf_counter() - loaded)}
+
+    def _inflight_plan(self, tensors: dict[str, torch.Tensor]) -> SwapPlan | None:
+        """A way to commit the next updates faster, where there is one; the model has just been loaded from ``tensors``."""
+        from vllm.config import CompilationMode  # noqa: PLC0415
+
+        config = self.vllm_config
+        if (
+            self.device.type != "cpu"
+            or config.parallel_config.world_size > 1
+            or config.quant_config is not None
+            or config.lora_config is not None
+            or config.compilation_config.mode != CompilationMode.NONE  # a compiled graph holds on to its weights
+        ):
+            return None
+        try:
+            return plan_swap(self.model_runner.get_model(), tensors)
+        except Exception:
+            logger.exception("no swap plan; vLLM's reload is used")
+            return None
 
 
 def untouched_layers(model: torch.nn.Module) -> list[str]:
