@@ -196,7 +196,7 @@ class InflightWorkerExtension:
         return {"load_ms": 1e3 * (loaded - start), "finalize_ms": 1e3 * (time.perf_counter() - loaded)}
 
     def _inflight_plan(self, tensors: dict[str, torch.Tensor]) -> SwapPlan | None:
-        """A way to commit the next updates faster, where there is one; the model has just been loaded from ``tensors``."""
+        """A faster way to commit, where there is one; the model has just been loaded from ``tensors``."""
         from vllm.config import CompilationMode  # noqa: PLC0415
 
         config = self.vllm_config
