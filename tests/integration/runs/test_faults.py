@@ -27,18 +27,18 @@ def check_history(run: LocalRun, steps: int) -> None:
 
 @pytest.mark.parametrize("role", ["actor-0", "inference-0", "coordinator", "trainer"])
 def test_a_run_survives_kill_9_of(role: str, letters_model: Path, tmp_path: Path) -> None:
-    steps = 60
+    steps = 36
     job = sort_letters_job(letters_model, steps=steps, promptsPerStep=GROUPS, maxStaleness=2)
     job["spec"]["inference"]["replicas"] = 2
-    job["spec"]["checkpoint"] = {"everySteps": 7, "keep": 2}
+    job["spec"]["checkpoint"] = {"everySteps": 5, "keep": 2}
     job["spec"]["logging"] = {"rolloutsPerStep": 1000}
     with local_run(job, tmp_path) as run:
-        run.wait_for_step(10)
+        run.wait_for_step(8)
         before = set(run.pids("inference-1"))
         run.kill(role)
         if role == "trainer":
             run.wait_until("the trainer was started again", lambda state: state.trainer_starts == 2)
-        run.wait_for_step(25)
+        run.wait_for_step(20)
         assert set(run.pids("inference-1")) == before, "a server that nobody killed was restarted"
         run.succeed()
         counted = check_ledger(run, steps=steps, groups_per_step=GROUPS)
