@@ -85,6 +85,16 @@ def test_every_version_switch_of_every_request_is_at_the_token_that_its_spans_na
                 assert (found - kept_cache_logprobs(moved, prompt, answer.ids)).abs().max() > PLAIN_DIFFERENCE
 
 
+@VLLM
+def test_updates_after_the_first_are_swapped_in(trainer: TrainerSide, qwen: Any) -> None:
+    """That they are right is for the tests above; this one is for what they went by."""
+    for step in range(2):
+        trainer.push(qwen.loaded[step], step)
+    log = trainer.server.log_path.read_text()
+    assert log.count("are swapped in") == 1
+    assert "no swap plan" not in log
+
+
 @pytest.fixture(scope="module")
 def recomputing(qwen: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server that drops running requests' KV at each update, beside a real coordinator."""
@@ -229,7 +239,7 @@ def test_the_server_is_a_member_until_it_is_told_to_end_and_then_ends_at_once(
 
 
 FAULT = '''
-"""A vLLM general plugin: the model forgets a layer's weights once a flag file exists."""
+"""A vLLM general plugin: each update goes by vLLM's reload, and a layer's weights are forgotten once a file exists."""
 import os
 
 def register():
@@ -242,6 +252,7 @@ def register():
         return load(self, weights)
 
     Qwen2ForCausalLM.load_weights = forgetful
+    Qwen2ForCausalLM.packed_modules_mapping = {}
 '''
 
 
@@ -261,11 +272,16 @@ def test_weights_that_did_not_all_get_in_are_never_served(qwen: Any, tmp_path: P
     env = {"PYTHONPATH": str(tmp_path), "FORGET_FLAG": str(flag)}
     config = make_config(tmp_path, qwen.directories[0])
     with start_server(config, tmp_path / "server.log", env=env) as server, TrainerSide(server) as trainer:
-        trainer.join().push(qwen.loaded[0], 0)
+        trainer.join().push(qwen.loaded[1], 0)
+        trainer.push(qwen.loaded[0], 1)
+        assert "no swap plan" in server.log_path.read_text()
+        (answer_before,) = generate(server, [1, 2, 3], max_tokens=20).completions
+        before = torch.tensor(answer_before.logprobs)
+        assert (before - hf_logprobs(qwen.loaded[0], [1, 2, 3], answer_before.ids)).abs().max() < TOLERANCE
         caught = in_background(lambda: generate(server, fresh_prompt(5), n=4, max_tokens=500))
         wait_until(lambda: server.status()["running"] == 4)
         flag.touch()
-        snapshot = trainer.snapshot(qwen.loaded[1], 1)
+        snapshot = trainer.snapshot(qwen.loaded[1], 2)
         answer = in_background(lambda: trainer.request(trainer.update_body(snapshot)))
         trainer.send(snapshot)
         code, reply = answer.result(DEADLINE_S)
@@ -274,17 +290,17 @@ def test_weights_that_did_not_all_get_in_are_never_served(qwen: Any, tmp_path: P
         # What was in flight ends with what the old weights sampled, and is retried by its client.
         for completion in caught.result(DEADLINE_S).completions:
             assert completion.finish == "abort"
-            assert [span.step for span in completion.spans] == [0]
+            assert [span.step for span in completion.spans] == [1]
         status = server.status()
         assert "layers.1.mlp.down_proj" in status["broken"]
-        assert status["version"]["step"] == 0
+        assert status["version"]["step"] == 1
         flag.unlink()
         chat = {"model": "policy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
         for path, body in (
             ("/runtime/v1/generate", {"prompt_ids": [1], "max_tokens": 1}),
             ("/v1/completions", {"model": "policy", "prompt": [1], "max_tokens": 1}),
             ("/v1/chat/completions", chat),
-            ("/request_weight_update", trainer.update_body(trainer.snapshot(qwen.loaded[2], 2))),
+            ("/request_weight_update", trainer.update_body(trainer.snapshot(qwen.loaded[2], 3))),
         ):
             code, reply = server.call("POST", path, body)
             assert (code, "restarted" in json.dumps(reply)) == (503, True), path
@@ -315,6 +331,7 @@ def test_smollm2_has_the_trainers_weights_after_an_update(tmp_path: Path) -> Non
                     for parameter in model.parameters():
                         parameter.add_(0.02 * parameter.std() * torch.randn_like(parameter))
             trainer.push(model, step)
+            assert "are swapped in" in server.log_path.read_text()
             for answer in generate(server, prompt, n=4, max_tokens=24).completions:
                 difference = (torch.tensor(answer.logprobs) - hf_logprobs(model, prompt, answer.ids)).abs()
                 assert difference.max() < 1e-4

@@ -33,6 +33,7 @@ from inflight_runtime.inference.service import ContractError, UpdateService, hea
 from inflight_runtime.inference.vllm_launch import CONFIG_ENV, PLUGIN_NAME
 from inflight_runtime.inference.vllm_plugin.generate import encode_reply, sampling_arguments
 from inflight_runtime.inference.vllm_plugin.guard import Guard, error_response
+from inflight_runtime.inference.vllm_plugin.logs import adopt_vllm_logging
 from inflight_runtime.inference.vllm_plugin.port import VllmWeightPort
 from inflight_runtime.inference.vllm_plugin.salts import salt_prompts
 from inflight_runtime.protocol import (
@@ -65,6 +66,7 @@ class InflightEndpoints:
         Raises:
             KeyError: the server was not started by ``python -m inflight_runtime.inference``.
         """
+        adopt_vllm_logging()
         self._config = load_role_config(InferenceConfig, Path(os.environ[CONFIG_ENV]))
         self._token = self._config.token_file.read_text().strip()
         self._engine: Any = None

@@ -117,22 +117,26 @@ def plan_swap(model: nn.Module, tensors: Mapping[str, Tensor]) -> SwapPlan | Non
     slots = []
     for path, layer in model.named_modules():
         parent, _, leaf = path.rpartition(".")
-        original = get_layerwise_info(layer).restore_metadata[0]
+        recorded = get_layerwise_info(layer).restore_metadata[0]
         for name, parameter in layer.named_parameters(recurse=False):
+            original = recorded.get(name, parameter)  # what repacking leaves alone is not recorded
             whole = f"{path}.{name}"
             parts = [f"{parent}.{part}.{name}" for part in packed.get(leaf, ())]
             # A tied head is the embedding's, whether or not the snapshot holds it twice.
             sources = tied.get(id(parameter)) or ((whole,) if whole in tensors else tuple(parts))
-            if not _fits(layer, original.get(name), [tensors.get(source) for source in sources]):
+            if not _fits(layer, original, [tensors.get(source) for source in sources]):
                 logger.info("no swap plan: %s has no plain source; vLLM's reload is used", whole)
                 return None
-            slots.append(Slot(layer, name, sources, original[name].shape, original[name].dtype))
+            slots.append(Slot(layer, name, sources, original.shape, original.dtype))
     used = {source for slot in slots for source in slot.sources}
     if spare := [name for name in tensors if name not in used and name != "lm_head.weight"]:
         logger.info("no swap plan: %s has no place; vLLM's reload is used", spare[0])
         return None
     plan = SwapPlan(slots)
-    return plan if plan.agrees(plan.prepare(tensors)) else None
+    if not plan.agrees(plan.prepare(tensors)):
+        return None
+    logger.info("swap plan: the %d parameters of later updates are swapped in", len(slots))
+    return plan
 
 
 def _tied_sources(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[int, tuple[str, ...]]:
@@ -145,13 +149,12 @@ def _tied_sources(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[int, 
     return found
 
 
-def _fits(layer: nn.Module, original: Tensor | None, sources: list[Tensor | None]) -> bool:
+def _fits(layer: nn.Module, original: Tensor, sources: list[Tensor | None]) -> bool:
     """Whether the sources' rows fill the parameter (an embedding is padded to a round number of rows)."""
-    if original is None or not sources:
-        return False
     rows = 0
     for source in sources:
         if source is None or source.shape[1:] != original.shape[1:]:
             return False
         rows += source.shape[0]
-    return rows == original.shape[0] or (isinstance(layer, VocabParallelEmbedding) and rows < original.shape[0])
+    padded = isinstance(layer, VocabParallelEmbedding)
+    return 0 < rows <= original.shape[0] and (padded or rows == original.shape[0])

@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 
+from inflight_runtime.inference.vllm_plugin.logs import adopt_vllm_logging
 from inflight_runtime.inference.vllm_plugin.swap import Prepared, SwapPlan, plan_swap
 from inflight_runtime.protocol import InitGroupRequest, WeightUpdateRequest
 from inflight_runtime.weights.receiver import PausedBucketReceiver, StagedReceiver
 from inflight_runtime.weights.transports.pair import PairGroup
 
 logger = logging.getLogger(__name__)
+adopt_vllm_logging()
 
 NamedTensors = list[tuple[str, torch.Tensor]]
 
