@@ -167,7 +167,8 @@ class SingleEngine:
     def _check_shared_prefixes(self) -> None:
         """Compare a shared-prefix row with plain sequences: a model that ignores the mask would train on nonsense."""
         prompt, answers = [5, 3, 4], ([6, 7, 8, 9], [6, 2, 9, 7], [1, 6, 5, 3])
-        rows = [torch.tensor(prompt + answer) % self.vocab_size for answer in answers]
+        # From all over the vocabulary: the first ids are often special tokens, whose huge activations drown the digits.
+        rows = [(torch.tensor(prompt + answer) * 4093 + 1009) % self.vocab_size for answer in answers]
         sequences = [_probe(row, len(prompt), float(index)) for index, row in enumerate(rows)]
         (batch,) = plan_step([sequences], 64, 0.0)
         with torch.no_grad():
