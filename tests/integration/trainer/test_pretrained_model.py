@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.models import smollm2_model
-
 from inflight_runtime.config.roles import CheckpointConfig, ModelFiles, TrainerConfig
 from inflight_runtime.trainer.engines.single import SingleEngine
+from support.models import smollm2_model
 
 
 def test_a_pretrained_model_passes_the_check_of_shared_prefixes(tmp_path: Path) -> None:
