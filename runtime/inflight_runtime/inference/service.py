@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from inflight_runtime.config.roles import InferenceConfig
 from inflight_runtime.protocol import (
@@ -97,6 +97,21 @@ class WeightPort(Protocol):
 
     async def abort_all(self, reason: str) -> None:
         """The server is broken: end every running and waiting request so that its client retries elsewhere."""
+
+
+@runtime_checkable
+class AtomicPort(WeightPort, Protocol):
+    """A port that may pause, commit, label and resume in one go."""
+
+    def atomic(self, staged: Any) -> bool:
+        """Whether these weights can be put in place by :meth:`install`; else the four steps are taken one by one."""
+
+    async def install(self, staged: Any, version: Version) -> float:
+        """Put weights and label in place; milliseconds of the commit alone.
+
+        Raises:
+            Exception: weights or label may be wrong; the engine must not sample any more.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +424,9 @@ class UpdateService:
         touched = False
         try:
             async with asyncio.timeout(self._config.update_deadline_s):
+                if isinstance(self._port, AtomicPort) and self._port.atomic(staged):
+                    touched = True
+                    return await self._port.install(staged, version)
                 await self._port.pause()
                 started = time.perf_counter()
                 touched = True

@@ -24,6 +24,8 @@ WORKER_EXTENSION: Final = "inflight_runtime.inference.vllm_plugin.worker.Infligh
 SERVER_MODULE: Final = "vllm.entrypoints.openai.api_server"
 KEEP_ALIVE_S: Final = 600
 """vLLM closes idle connections after 5 s; a client that was busy then meets a stale one."""
+ONEDNN_CACHED_PRIMITIVES: Final = 256
+"""Kernels that oneDNN keeps, one for each layer shape and batch size; its default of 1024 takes 0.3 GB per server."""
 CPU_BLOCK_SIZE: Final = 32
 """Smallest KV block the CPU attention takes: the prefix cache works in whole blocks."""
 
@@ -146,6 +148,7 @@ def build_environment(
         env["OMP_NUM_THREADS"] = str(config.threads)
         # It would override the configured cache size, and an empty value kills the worker.
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)
+        env.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(ONEDNN_CACHED_PRIMITIVES))
         # Automatic binding gives every server of a machine the same cores.
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         if config.tensor_parallel == 1:

@@ -307,6 +307,44 @@ async def test_a_commit_that_hangs_breaks_the_server(port: FakePort) -> None:
     assert service.broken
 
 
+class AtomicFakePort(FakePort):
+    """A port that can do the four steps as one, for some snapshots."""
+
+    can = True
+
+    def atomic(self, staged: Any) -> bool:
+        return self.can
+
+    async def install(self, staged: Any, version: Version) -> float:
+        await self._call("install", version)
+        return 0.25
+
+
+async def test_a_port_that_can_does_the_commit_in_one_go() -> None:
+    port = AtomicFakePort()
+    service = UpdateService(CONFIG, port, engine="fake")
+    await service.init_group(group())
+    assert (await service.update(update())).commit_ms == 0.25
+    assert port.calls[-1] == "install 1.0"
+    assert not {"pause", "resume"} & set(port.calls)
+    port.can = False
+    await service.update(update(step=1))
+    assert port.calls[-4:] == ["pause", "commit weights of 1.1", "label 1.1", "resume"]
+
+
+async def test_a_commit_in_one_go_that_fails_breaks_the_server() -> None:
+    port = AtomicFakePort()
+    service = UpdateService(CONFIG, port, engine="fake")
+    await service.init_group(group())
+    await service.update(update())
+    port.fails["install"] = RuntimeError("injected")
+    await refused(service.update(update(step=1)), 503, "injected")
+    assert port.calls[-1] == "abort"
+    assert service.version == Version(1, 0)
+    with pytest.raises(ContractError, match="must be restarted"):
+        service.admit()
+
+
 @pytest.mark.parametrize(
     ("request_", "status", "word"),
     [

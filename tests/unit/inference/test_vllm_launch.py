@@ -147,6 +147,7 @@ def test_cores_are_not_bound_and_idle_connections_are_kept_unless_the_user_says_
     env = build_environment(make(), Path("c"), "t", {})
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert int(env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) >= 60
+    assert int(env["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) < 1024
     assert "HF_HUB_OFFLINE" not in env  # /models/m is not here
 
 

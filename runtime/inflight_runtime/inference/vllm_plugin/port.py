@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import itertools
 import logging
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,17 +11,25 @@ from typing import Any, Final
 from inflight_runtime.config.roles import InferenceConfig
 from inflight_runtime.inference.checkpoint_names import ExpectedTensors
 from inflight_runtime.inference.service import ContractError, Load
+from inflight_runtime.inference.vllm_plugin.control import ControlClient, ControlError
 from inflight_runtime.protocol import InitGroupRequest, WeightUpdateRequest
 from inflight_runtime.types import Version
 
 logger = logging.getLogger(__name__)
 
-POLL_S: Final = 0.002
 RPC_TIMEOUT_S: Final = 60.0
 
 
 class TransferFailedError(RuntimeError):
     """A worker could not join or receive; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedUpdate:
+    """An update that lies verified in every worker; ``swap``: its commit takes no time and cannot fail half-way."""
+
+    number: int
+    swap: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +47,22 @@ class VllmWeightPort:
         self._config = config
         self._expected = expected
         self._backends: dict[str, str] = {}
+        self._workers: list[ControlClient] = []
+        self._numbers = itertools.count(1)
 
     async def join(self, request: InitGroupRequest) -> None:
         """Join as ranks 1..tensor_parallel, in a thread of each worker."""
         if request.backend == "nccl" and self._config.device != "cuda":
             raise ContractError(400, "backend 'nccl' needs GPUs on both sides; this server runs on CPU, use 'gloo'")
-        await self._in_background("inflight_join", request.model_dump_json())
+        if not self._workers:
+            self._workers = [await ControlClient.connect(path) for path in await self._rpc("inflight_listen")]
+        await self._ask_workers("join", payload=request.model_dump_json())
         self._backends[request.tag] = request.backend
 
     async def leave(self, tag: str) -> None:
         """Leave the group; ends a receive over it."""
         self._backends.pop(tag, None)
-        await self._rpc("inflight_leave", tag)
+        await self._ask_workers("leave", tag=tag)
 
     async def check(self, request: WeightUpdateRequest) -> None:
         """Compare names and shapes with the model directory's."""
@@ -64,8 +76,9 @@ class VllmWeightPort:
         payload = request.model_dump_json()
         if self._backends.get(request.tag) == "nccl":
             return StreamedUpdate(payload)
-        await self._in_background("inflight_receive", payload)
-        return None
+        number = next(self._numbers)
+        swaps = await self._ask_workers("receive", payload=payload, number=number)
+        return StagedUpdate(number, all(swaps))
 
     async def pause(self) -> None:
         """Freeze all requests between two steps; with ``recompute`` their KV cache is dropped and rebuilt."""
@@ -76,10 +89,31 @@ class VllmWeightPort:
     async def commit(self, staged: Any) -> None:
         """Put the weights in place on every worker."""
         if isinstance(staged, StreamedUpdate):
-            results = await self._rpc("inflight_commit_streaming", staged.payload, timeout_s=None)
+            await self._rpc("inflight_commit_streaming", staged.payload, timeout_s=None)
         else:
-            results = await self._rpc("inflight_commit", timeout_s=None)
-        logger.debug("commit: %s", [json.loads(result) for result in results])
+            await self._rpc("inflight_commit", staged.number, timeout_s=None)
+
+    def atomic(self, staged: Any) -> bool:
+        """Whether the whole commit may be sent to the engine as one train of messages.
+
+        Not where the pause has to wait for a step that runs ahead (GPU), or for a cache to be dropped.
+        """
+        swap = isinstance(staged, StagedUpdate) and staged.swap
+        return swap and self._config.device == "cpu" and self._config.kv_cache == "keep"
+
+    async def install(self, staged: Any, version: Version) -> float:
+        """Pause, commit, label and resume without a word in between: the engine stands still for a millisecond.
+
+        The engine takes messages in the order in which they were sent, and none of its steps samples between the first
+        and the last. Should the commit fail, the worker refuses every further step.
+        """
+        # This one is answered only when the engine is idle, if a request has just ended: nothing depends on it.
+        pause = asyncio.ensure_future(self.pause())
+        pause.add_done_callback(lambda task: task.cancelled() or task.exception())
+        commit = asyncio.ensure_future(self._rpc("inflight_commit_or_die", staged.number))
+        label, resume = asyncio.ensure_future(self.set_version(version)), asyncio.ensure_future(self.resume())
+        (took, _, _) = await asyncio.gather(commit, label, resume)
+        return float(max(took))
 
     async def set_version(self, version: Version) -> None:
         """Set the label that vLLM reports for every token."""
@@ -101,15 +135,19 @@ class VllmWeightPort:
         running = min(total, self._config.max_concurrent)
         return Load(running=running, waiting=total - running)
 
-    async def _in_background(self, method: str, payload: str) -> None:
-        number = (await self._rpc(method, payload))[0]  # the same on every worker: all get the same calls
-        while True:
-            states = await self._rpc("inflight_poll", number)
-            if all(state["done"] for state in states):
-                break
-            await asyncio.sleep(POLL_S)
-        if errors := sorted({state["error"] for state in states if state["error"]}):
+    async def _ask_workers(self, call: str, **arguments: Any) -> list[Any]:
+        """Ask every worker over its control socket; their results.
+
+        Raises:
+            TransferFailedError: with the words of those that failed.
+        """
+        asked = [worker.call(call, **arguments) for worker in self._workers]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        if errors := sorted({str(result) for result in results if isinstance(result, ControlError)}):
             raise TransferFailedError("; ".join(errors))
+        if others := [result for result in results if isinstance(result, BaseException)]:
+            raise others[0]
+        return results
 
     async def _rpc(self, method: str, *args: str | int, timeout_s: float | None = RPC_TIMEOUT_S) -> list[Any]:
         async with asyncio.timeout(timeout_s):

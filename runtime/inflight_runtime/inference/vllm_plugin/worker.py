@@ -7,24 +7,27 @@ block an RPC for long: while a call runs, the engine does not generate.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from inflight_runtime.inference.vllm_plugin.control import ControlServer
 from inflight_runtime.inference.vllm_plugin.logs import adopt_vllm_logging
 from inflight_runtime.inference.vllm_plugin.swap import Prepared, SwapPlan, plan_swap
 from inflight_runtime.protocol import InitGroupRequest, WeightUpdateRequest
+from inflight_runtime.weights.errors import WeightTransferError
 from inflight_runtime.weights.receiver import PausedBucketReceiver, StagedReceiver
 from inflight_runtime.weights.transports.pair import PairGroup
 
 logger = logging.getLogger(__name__)
 adopt_vllm_logging()
+# It writes two lines for every pause.
+logging.getLogger("vllm.v1.core.sched.scheduler").setLevel(logging.WARNING)
 
 NamedTensors = list[tuple[str, torch.Tensor]]
 
@@ -34,31 +37,31 @@ class IncompleteLoadError(RuntimeError):
 
 
 @dataclass
-class _Task:
-    """One piece of background work."""
+class _Staged:
+    """A verified snapshot in scratch memory."""
 
     number: int
-    done: bool = False
-    error: str = ""
-    tensors: NamedTensors = field(default_factory=list)
-    prepared: Prepared | None = None
+    tensors: NamedTensors
+    prepared: Prepared | None
 
 
 @dataclass
 class _State:
     pairs: dict[str, PairGroup] = field(default_factory=dict)
+    joining: dict[str, object] = field(default_factory=dict)
     receiver: StagedReceiver = field(default_factory=StagedReceiver)
+    staged: _Staged | None = None
     plan: SwapPlan | None = None
     planned: bool = False
-    task: _Task | None = None
-    started: int = 0
+    control: ControlServer | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class InflightWorkerExtension:
-    """Methods that vLLM mixes into its worker class (``--worker-extension-cls``); called by collective RPC.
+    """Methods that vLLM mixes into its worker class (``--worker-extension-cls``).
 
-    Arguments and results are strings and plain dictionaries, for they pass a serialiser.
+    ``inflight_listen`` and the commits are called by collective RPC, on the engine's own thread; joining, receiving and
+    leaving come over the control socket, on threads beside it.
     """
 
     rank: int
@@ -68,115 +71,134 @@ class InflightWorkerExtension:
 
     @property
     def inflight_state(self) -> _State:
-        """This worker's groups and its current background task."""
+        """This worker's groups and what it has received."""
         state: _State | None = self.__dict__.get("_inflight_state")
         if state is None:
             state = self.__dict__["_inflight_state"] = _State()
         return state
 
-    def inflight_join(self, payload: str) -> int:
-        """Start to join the group of an ``InitGroupRequest`` (JSON) as rank 1 + the worker's rank; returns the task."""
+    def inflight_listen(self) -> str:
+        """Open the control socket; its path."""
         state = self.inflight_state
+        state.control = ControlServer(
+            {"join": self.inflight_join, "receive": self.inflight_receive, "leave": self.inflight_leave}
+        )
+        return state.control.path
 
-        def work(task: _Task) -> None:
-            request = InitGroupRequest.model_validate_json(payload)
-            pair = PairGroup.join(
-                address=request.master_address,
-                port=request.master_port,
-                tag=request.tag,
-                rank=1 + self.rank,
-                world_size=request.world_size,
-                backend=request.backend,
-                timeout_s=request.timeout_seconds,
-            )
-            with state.lock:
-                if state.task is task:
-                    state.pairs[request.tag] = pair
-                    return
+    def inflight_join(self, payload: str) -> None:
+        """Join the group of an ``InitGroupRequest`` (JSON) as rank 1 + the worker's rank.
+
+        Raises:
+            WeightTransferError: the others did not come in time.
+        """
+        state, request, ticket = self.inflight_state, InitGroupRequest.model_validate_json(payload), object()
+        with state.lock:
+            state.joining[request.tag] = ticket
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        pair = PairGroup.join(
+            address=request.master_address,
+            port=request.master_port,
+            tag=request.tag,
+            rank=1 + self.rank,
+            world_size=request.world_size,
+            backend=request.backend,
+            timeout_s=request.timeout_seconds,
+        )
+        with state.lock:
+            if state.joining.pop(request.tag, None) is ticket:
+                state.pairs[request.tag] = pair
+                return
+        pair.close()
+        raise WeightTransferError(f"group {request.tag!r} was left before it was complete")
+
+    def inflight_receive(self, payload: str, number: int) -> bool:
+        """Receive and verify the snapshot of a ``WeightUpdateRequest`` (JSON) in scratch memory.
+
+        Args:
+            payload: the request.
+            number: names the snapshot to the commit.
+
+        Returns:
+            Whether it will be swapped in.
+
+        Raises:
+            WeightTransferError: it did not arrive as announced; nothing was touched.
+        """
+        state, request = self.inflight_state, WeightUpdateRequest.model_validate_json(payload)
+        pair = state.pairs.get(request.tag)
+        if pair is None:
+            raise WeightTransferError(f"not in group {request.tag!r}")
+        # On the host, whatever the model is on: device memory has no room for a second model.
+        tensors = state.receiver.receive(pair, request, "cpu")
+        prepared = state.plan.prepare(dict(tensors)) if state.plan is not None else None
+        with state.lock:
+            if state.pairs.get(request.tag) is not pair:
+                raise WeightTransferError(f"group {request.tag!r} was left while it received")
+            state.staged = _Staged(number, tensors, prepared)
+        return prepared is not None
+
+    def inflight_leave(self, tag: str) -> None:
+        """Leave a group and forget what was received; a no-op when it is not there."""
+        state = self.inflight_state
+        with state.lock:
+            state.staged = None
+            state.joining.pop(tag, None)
+            pair = state.pairs.pop(tag, None)
+        if pair is not None:
             pair.close()
 
-        return self._inflight_start(work)
-
-    def inflight_receive(self, payload: str) -> int:
-        """Start to receive and verify the snapshot of a ``WeightUpdateRequest`` (JSON) into scratch memory."""
-        state = self.inflight_state
-
-        def work(task: _Task) -> None:
-            request = WeightUpdateRequest.model_validate_json(payload)
-            pair = state.pairs[request.tag]
-            # On the host, whatever the model is on: device memory has no room for a second model.
-            task.tensors = state.receiver.receive(pair, request, "cpu")
-            if state.plan is not None:
-                task.prepared = state.plan.prepare(dict(task.tensors))
-
-        return self._inflight_start(work)
-
-    def inflight_poll(self, number: int) -> dict[str, Any]:
-        """Whether the background task has ended, and how."""
-        task = self.inflight_state.task
-        if task is None or task.number != number:
-            return {"done": True, "error": "given up"}
-        return {"done": task.done, "error": task.error}
-
-    def inflight_commit(self) -> str:
-        """Put the received weights in place; timings in milliseconds as JSON.
+    def inflight_commit(self, number: int) -> float:
+        """Put the received weights in place; the time it took in milliseconds.
 
         Raises:
             RuntimeError: nothing verified is at hand (the weights are untouched).
             IncompleteLoadError: the model now holds a mix.
         """
         state = self.inflight_state
-        task, state.task = state.task, None
-        if task is None or not task.done or task.error or not task.tensors:
+        with state.lock:
+            staged, state.staged = state.staged, None
+        if staged is None or staged.number != number:
             raise RuntimeError("no verified weights to commit")
         start = time.perf_counter()
-        if state.plan is not None and task.prepared is not None:
-            state.plan.apply(task.prepared)
-            return json.dumps({"swap_ms": 1e3 * (time.perf_counter() - start)})
-        timings = self._inflight_load(task.tensors)
-        if not state.planned:
-            state.planned, state.plan = True, self._inflight_plan(dict(task.tensors))
-        return json.dumps(timings)
+        if state.plan is not None and staged.prepared is not None:
+            state.plan.apply(staged.prepared)
+        else:
+            self._inflight_load(staged.tensors)
+            if not state.planned:
+                state.planned, state.plan = True, self._inflight_plan(dict(staged.tensors))
+        return 1e3 * (time.perf_counter() - start)
 
-    def inflight_commit_streaming(self, payload: str) -> str:
+    def inflight_commit_or_die(self, number: int) -> float:
+        """The same where the engine is resumed without waiting for the outcome: a failure ends the engine's life.
+
+        Raises:
+            Exception: whatever went wrong; the next engine step raises as well, so nothing is sampled from a mix.
+        """
+        try:
+            return self.inflight_commit(number)
+        except BaseException as error:
+            reason = f"the weights are mixed: {error}"
+
+            def refuse(*args: Any, **kwargs: Any) -> Any:
+                raise RuntimeError(reason)
+
+            self.model_runner.execute_model = refuse
+            raise
+
+    def inflight_commit_streaming(self, payload: str) -> float:
         """Receive and load bucket by bucket with the engine paused (NCCL: no second model in device memory).
 
         A failure leaves a mix behind: the server is broken then.
         """
+        start = time.perf_counter()
         request = WeightUpdateRequest.model_validate_json(payload)
         buckets = PausedBucketReceiver().receive(self.inflight_state.pairs[request.tag], request, self.device)
         # The reload holds on to a layer's tensors until it has them all; the receiver's scratch does not live so long.
-        return json.dumps(self._inflight_load((name, tensor.clone()) for bucket in buckets for name, tensor in bucket))
+        self._inflight_load((name, tensor.clone()) for bucket in buckets for name, tensor in bucket)
+        return 1e3 * (time.perf_counter() - start)
 
-    def inflight_leave(self, tag: str) -> None:
-        """Leave a group and forget what was received; a no-op when it is not there."""
-        state = self.inflight_state
-        with state.lock:
-            state.task = None
-            pair = state.pairs.pop(tag, None)
-        if pair is not None:
-            # Closing may wait for a broken connection, and the engine must not.
-            threading.Thread(target=_close, args=(pair,), name="inflight-close", daemon=True).start()
-
-    def _inflight_start(self, work: Callable[[_Task], None]) -> int:
-        state = self.inflight_state
-        state.started += 1
-        state.task = task = _Task(state.started)
-
-        def run() -> None:
-            try:
-                if self.device.type == "cuda":
-                    torch.cuda.set_device(self.device)
-                work(task)
-            except BaseException as error:
-                task.error = f"{type(error).__name__}: {error}"
-            finally:
-                task.done = True
-
-        threading.Thread(target=run, name="inflight-weights", daemon=True).start()
-        return task.number
-
-    def _inflight_load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, float]:
+    def _inflight_load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         from vllm.config import set_current_vllm_config  # noqa: PLC0415
         from vllm.model_executor.model_loader.reload import (  # noqa: PLC0415
             finalize_layerwise_reload,
@@ -184,18 +206,15 @@ class InflightWorkerExtension:
         )
 
         model = self.model_runner.get_model()
-        start = time.perf_counter()
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
             initialize_layerwise_reload(model)
             model.load_weights(tensors)
             left = untouched_layers(model)
-            loaded = time.perf_counter()
             finalize_layerwise_reload(model, self.model_runner.model_config)
             if left:
                 raise IncompleteLoadError(f"the model took no weights for {', '.join(left[:5])}")
             if self.device.type == "cpu":
                 repack_tied_heads(model)
-        return {"load_ms": 1e3 * (loaded - start), "finalize_ms": 1e3 * (time.perf_counter() - loaded)}
 
     def _inflight_plan(self, tensors: dict[str, torch.Tensor]) -> SwapPlan | None:
         """A faster way to commit, where there is one; the model has just been loaded from ``tensors``."""
@@ -261,10 +280,3 @@ def repack_tied_heads(model: torch.nn.Module) -> None:
 
     for head in tied_heads(model):
         dispatch_cpu_unquantized_gemm(head, remove_weight=False)
-
-
-def _close(pair: PairGroup) -> None:
-    try:
-        pair.close()
-    except Exception:
-        logger.exception("closing a weight-update group")
