@@ -98,6 +98,9 @@ def build_command(config: InferenceConfig, *, python: str = sys.executable) -> l
             "enforce-eager": True,
             "block-size": CPU_BLOCK_SIZE,
             "kv-cache-memory-bytes": config.cpu_kv_cache_bytes,
+            # A seeded request whose prompt is split over two steps kills the CPU engine (vLLM 0.32 rewinds a generator
+            # that cannot be rewound there); see vllm_plugin.salts for those who switch it on.
+            "enable-chunked-prefill": False,
         }
     flags = merge_engine_args(flags, config.engine_args)
     return [python, "-m", SERVER_MODULE, *(word for name, value in flags.items() for word in _words(name, value))]

@@ -97,7 +97,7 @@ def test_updates_after_the_first_are_swapped_in(trainer: TrainerSide, qwen: Any)
 
 @pytest.fixture(scope="module")
 def recomputing(qwen: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server that drops running requests' KV at each update, beside a real coordinator."""
+    """A server that drops running requests' KV at each update and splits long prompts, beside a real coordinator."""
     directory = tmp_path_factory.mktemp("recompute")
     with coordinator(directory, coordinator_config(directory, port=free_port())) as running:
         config = make_config(
@@ -106,7 +106,7 @@ def recomputing(qwen: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             kv_cache="recompute",
             coordinator_url=running.url,
             heartbeat_s=0.1,
-            engine_args={"max-num-batched-tokens": 512},
+            engine_args={"enable-chunked-prefill": True, "max-num-batched-tokens": 256},
         )
         with start_server(config, directory / "server.log") as server:
             yield server
@@ -174,6 +174,40 @@ def test_the_attempts_of_a_group_share_their_prompt(trainer: TrainerSide, qwen: 
     before = cached_tokens(trainer.server)
     generate(trainer.server, fresh_prompt(70), n=8, max_tokens=2)
     assert cached_tokens(trainer.server) - before == 7 * 64
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------
+
+
+@VLLM
+def test_seeded_groups_that_fill_more_than_one_step_are_all_answered_and_reproducible(
+    trainer: TrainerSide, qwen: Any
+) -> None:
+    """vLLM's CPU engine dies when a seeded prompt is split over two steps."""
+    trainer.push(qwen.loaded[0], 0)
+    prompts = [fresh_prompt(300) for _ in range(16)]
+
+    def ask(number: int) -> list[list[int]]:
+        seeds = list(range(10 * number, 10 * number + 4))
+        return [answer.ids for answer in generate(trainer.server, prompts[number], n=4, seeds=seeds).completions]
+
+    first = [call.result(DEADLINE_S) for call in [in_background(lambda n=n: ask(n)) for n in range(16)]]
+    assert [ask(number) for number in range(16)] == first
+    assert len({tuple(ids) for answers in first for ids in answers}) == 64
+
+
+def test_with_split_prompts_switched_on_seeds_are_dropped_rather_than_deadly(
+    recomputing: RunningServer, qwen: Any
+) -> None:
+    with TrainerSide(recomputing) as trainer:
+        trainer.join().push(qwen.loaded[0], 0)
+        calls = [
+            in_background(lambda n=n: generate(recomputing, fresh_prompt(300), n=4, seeds=[n, n + 1, n + 2, n + 3]))
+            for n in range(16)
+        ]
+        assert sum(len(call.result(DEADLINE_S).completions) for call in calls) == 64
+        body = {"model": "policy", "prompt": [1, 2, 3], "max_tokens": 2, "seed": 5}
+        assert recomputing.call("POST", "/v1/completions", body)[0] == 200
 
 
 # --- doors ------------------------------------------------------------------------------------------------------------

@@ -76,7 +76,18 @@ def test_the_cpu_gets_eager_mode_small_blocks_and_its_own_cache_size_and_a_gpu_n
     cpu = flags()
     assert (cpu["--block-size"], cpu["--kv-cache-memory-bytes"]) == ("32", "4096")
     assert "--enforce-eager" in cpu
-    assert not {"--block-size", "--kv-cache-memory-bytes", "--enforce-eager"} & set(flags(device="cuda"))
+    assert "--no-enable-chunked-prefill" in cpu
+    assert (
+        not set(cpu)
+        - set(flags(device="cuda"))
+        - {
+            "--block-size",
+            "--kv-cache-memory-bytes",
+            "--enforce-eager",
+            "--no-enable-chunked-prefill",
+        }
+    )
+    assert "--block-size" not in flags(device="cuda")
 
 
 def test_engine_args_are_given_in_the_engines_spelling_and_override_ours() -> None:
