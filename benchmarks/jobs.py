@@ -15,6 +15,7 @@ BENCHMARKS = Path(__file__).resolve().parent
 EXAMPLE = BENCHMARKS.parent / "examples" / "sort-letters"
 MODEL_LENGTH = 1024
 LONGEST_ANSWER = 768
+SLOW_ROLLOUT_S = 0.25
 ENDLESS_STEPS = 1_000_000
 """A measured run is stopped when its time is up."""
 
@@ -26,6 +27,17 @@ def common_overrides(max_staleness: int) -> list[str]:
         f"spec.algorithm.maxStaleness={max_staleness}",
         # Streams of several hundred tokens do not fit into the 128 that the example gives its servers.
         f"spec.inference.engineArgs.max-model-len={MODEL_LENGTH}",
+    ]
+
+
+def slow_overrides() -> list[str]:
+    """For the long-tailed job: about three steps and updates a second that are next to no work for anybody."""
+    return [
+        "spec.algorithm.promptsPerStep=1",
+        "spec.algorithm.groupSize=2",
+        "spec.actors.concurrency=1",
+        "spec.environment.args.median=4",
+        f"spec.environment.args.pause_s={SLOW_ROLLOUT_S}",
     ]
 
 

@@ -31,7 +31,7 @@ from figures import (
     spread,
     update_interval,
 )
-from jobs import common_overrides, example_job, long_tailed_job
+from jobs import common_overrides, example_job, long_tailed_job, slow_overrides
 from local_runs import STEADY_AFTER, BenchRun, RunFailedError, Window, bench_run
 from machine_facts import environment_facts, usable_cores
 from streams import Stream, StreamFailedError, record_streams
@@ -39,7 +39,8 @@ from streams import Stream, StreamFailedError, record_streams
 ASYNC, SYNC = 4, 0
 """``maxStaleness`` of the two sides."""
 STREAM_TOKENS = 700
-STREAMS_PER_SERVER = 8
+DEMO_STREAMS, LONE_STREAMS = 4, 8
+"""Generations in flight on each server: beside the demo, whose servers are full without them, and by themselves."""
 MEMORY_EVERY_S = 5.0
 FEWEST_STEPS = 6
 """A window is longer than planned where it would have fewer; its first step only begins the time."""
@@ -52,22 +53,24 @@ class Plan:
 
     Attributes:
         demo_s: the demo, undisturbed.
-        streams_s: then the same run with streams beside.
+        streams_s: then the same run with streams beside; as long, streams by themselves.
         short_s: each further run of the example.
         long_s: each run with long-tailed answers.
-        order: ``maxStaleness`` of the runs of a comparison, one after the other: a machine that gets slower or faster
-            meanwhile then weighs on both sides alike. The first is the asynchronous one: for the example, the demo.
+        short_order, long_order: ``maxStaleness`` of the runs of a comparison, one after the other. One side frames the
+            other, so that a machine that gets slower or faster meanwhile weighs on both alike. The first of
+            ``short_order`` is the demo.
     """
 
     demo_s: float
     streams_s: float
     short_s: float
     long_s: float
-    order: tuple[int, ...]
+    short_order: tuple[int, ...]
+    long_order: tuple[int, ...]
 
 
-FULL = Plan(demo_s=25, streams_s=12, short_s=12, long_s=18, order=(ASYNC, SYNC, SYNC, ASYNC))
-QUICK = Plan(demo_s=10, streams_s=6, short_s=7, long_s=8, order=(ASYNC, SYNC))
+FULL = Plan(25, 12, 12, 18, short_order=(ASYNC, SYNC, ASYNC), long_order=(SYNC, ASYNC, SYNC))
+QUICK = Plan(10, 6, 7, 8, short_order=(ASYNC, SYNC), long_order=(ASYNC, SYNC))
 
 
 def say(text: str) -> None:
@@ -150,9 +153,7 @@ def measure_demo(scratch: Path, plan: Plan) -> tuple[dict[str, Any], dict[str, A
         beside = run.measure(
             roles,
             lambda: streams.extend(
-                record_streams(
-                    run.directory, per_server=STREAMS_PER_SERVER, tokens=STREAM_TOKENS, seconds=plan.streams_s
-                )
+                record_streams(run.directory, per_server=DEMO_STREAMS, tokens=STREAM_TOKENS, seconds=plan.streams_s)
             ),
         )
         roles.sample_memory()
@@ -178,7 +179,39 @@ def measure_demo(scratch: Path, plan: Plan) -> tuple[dict[str, Any], dict[str, A
     return figures, speed
 
 
-# --- figures of the demo ----------------------------------------------------------------------------------------------
+def measure_streams(scratch: Path, job: Path, seconds: float) -> dict[str, Any]:
+    """Long streams on two servers that the trainer updates about three times a second and that have no other work.
+
+    Raises:
+        RunFailedError: the run failed.
+        StreamFailedError: a stream did.
+    """
+    say("streams: starting")
+    streams: list[Stream] = []
+    with bench_run("streams", job, scratch, [*common_overrides(ASYNC), *slow_overrides()]) as run:
+        roles = run.wait_until_steady()
+        window = run.measure(
+            roles,
+            lambda: streams.extend(
+                record_streams(run.directory, per_server=LONE_STREAMS, tokens=STREAM_TOKENS, seconds=seconds)
+            ),
+        )
+        updates = run.records("updates.jsonl")
+        try:
+            figures = {
+                "token_gap_ms": token_gaps(streams, [update for update in updates if update["ok"]]),
+                **update_figures(updates, window),
+                "others_share_of_machine_cpu": round(
+                    share_of_machine(window.others_cpu_s, window.seconds, usable_cores()), 3
+                ),
+            }
+        except TooLittleDataError as error:
+            raise run.failure(f"cannot be judged: {error}") from error
+        run.stop()
+    return figures
+
+
+# --- figures ----------------------------------------------------------------------------------------------
 
 
 def trainer_shares(steps: list[dict[str, Any]]) -> dict[str, float]:
@@ -233,14 +266,15 @@ def cpu_shares(window: Window) -> dict[str, dict[str, float]]:
     }
 
 
-def target_values(demo: dict[str, Any]) -> dict[str, float]:
+def target_values(demo: dict[str, Any], streams: dict[str, Any]) -> dict[str, float]:
     """The measured value of each target."""
     memory = demo["memory_pss_mb"]
     return {
         "steps_per_second": demo["steps_per_second"],
         "completions_per_second": demo["completions_per_second"],
         "update_ms_p95": demo["update_ms"]["p95"],
-        "token_gap_ms_p95": demo["token_gap_ms"]["over_updates"]["p95"],
+        "token_gap_ms_p95_in_demo": demo["token_gap_ms"]["over_updates"]["p95"],
+        "token_gap_ms_p95_of_streams": streams["token_gap_ms"]["over_updates"]["p95"],
         "coordinator_share_of_machine_cpu": demo["cpu"]["coordinator"]["of_machine"],
         "server_pss_mb": max(size for name, size in memory.items() if name.startswith("inference-")),
         "coordinator_pss_mb": memory["coordinator"],
@@ -280,17 +314,20 @@ def measure_everything(plan: Plan, scratch: Path) -> dict[str, Any]:
 
     long_job = long_tailed_job(scratch)
 
+    streams = measure_streams(scratch, long_job, plan.streams_s)
+
     def long(number: int, staleness: int) -> dict[str, Any]:
         return measure_speed(f"long-{number}-staleness-{staleness}", long_job, scratch, staleness, plan.long_s)
 
     return {
         "demo": demo,
+        "streams": streams,
         "async_vs_sync": {
             "max_staleness": {"async": ASYNC, "sync": SYNC},
-            "short_answers": compare(plan.order, short),
-            "long_tailed_answers": compare(plan.order, long),
+            "short_answers": compare(plan.short_order, short),
+            "long_tailed_answers": compare(plan.long_order, long),
         },
-        "targets": judge_targets(target_values(demo)),
+        "targets": judge_targets(target_values(demo, streams)),
     }
 
 

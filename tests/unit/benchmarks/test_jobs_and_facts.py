@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from jobs import BENCHMARKS, EXAMPLE, common_overrides, long_tailed
+from jobs import BENCHMARKS, EXAMPLE, common_overrides, long_tailed, slow_overrides
 from long_tailed import LongTailed
 from machine_facts import cpu_model, environment_facts, git_commit, package_version
 
@@ -19,6 +19,15 @@ def test_both_jobs_are_valid_with_every_staleness(staleness: int) -> None:
     for job in (example, long_tailed(example)):
         checked = validate_job(apply(job, common_overrides(staleness)), "job")
         assert checked.spec.algorithm.max_staleness == staleness
+
+
+def test_the_slow_job_is_valid_and_its_environment_takes_its_arguments() -> None:
+    example = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    job = validate_job(apply(long_tailed(example), [*common_overrides(4), *slow_overrides()]), "job")
+    environment = LongTailed(**job.spec.environment.args)
+    assert environment.pause_s > 0
+    assert environment.median == 4
+    assert job.spec.algorithm.prompts_per_step == 1
 
 
 def test_the_long_tailed_job_differs_only_in_its_answers() -> None:

@@ -72,8 +72,9 @@ def test_targets_look_at_the_larger_server() -> None:
         "cpu": {"coordinator": {"of_machine": 0.1, "of_one_core": 0.2}},
         "memory_pss_mb": {"inference-0": 900.0, "inference-1": 950.0, "coordinator": 80.0, "trainer": 2000.0},
     }
-    values = run.target_values(demo)
+    values = run.target_values(demo, {"token_gap_ms": {"over_updates": {"p95": 12.0}}})
     assert values["server_pss_mb"] == 950.0
+    assert (values["token_gap_ms_p95_in_demo"], values["token_gap_ms_p95_of_streams"]) == (25.0, 12.0)
     assert all(result["met"] for result in run.judge_targets(values).values())
 
 
@@ -93,8 +94,8 @@ def test_a_comparison_goes_in_the_given_order_and_relates_the_means() -> None:
 
 @pytest.mark.parametrize("plan", [run.FULL, run.QUICK])
 def test_every_plan_begins_with_the_demo_and_has_both_sides(plan: run.Plan) -> None:
-    assert plan.order[0] == run.ASYNC
-    assert plan.order.count(run.ASYNC) == plan.order.count(run.SYNC)
+    assert plan.short_order[0] == run.ASYNC
+    assert {run.ASYNC, run.SYNC} == set(plan.short_order) == set(plan.long_order)
 
 
 def test_a_run_that_is_refused_fails_the_benchmark_in_its_own_words(tmp_path: Path) -> None:

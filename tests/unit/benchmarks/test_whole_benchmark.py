@@ -111,8 +111,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
     monkeypatch.setattr(run, "usable_cores", lambda: 2)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    monkeypatch.setattr(run, "QUICK", run.Plan(0, 0, 0, 0, run.QUICK.order))
-    monkeypatch.setattr(run, "FULL", run.Plan(0, 0, 0, 0, run.FULL.order))
+    monkeypatch.setattr(run, "QUICK", run.Plan(0, 0, 0, 0, run.QUICK.short_order, run.QUICK.long_order))
+    monkeypatch.setattr(run, "FULL", run.Plan(0, 0, 0, 0, run.FULL.short_order, run.FULL.long_order))
     return names
 
 
@@ -136,6 +136,7 @@ def test_one_json_object_with_every_figure_is_printed_and_written(
     assert demo["update_ms"]["p95"] == 20.0
     assert demo["token_gap_ms"]["over_updates"]["p95"] == pytest.approx(10, abs=0.1)
     assert demo["token_gap_ms"]["median"] == pytest.approx(10, abs=0.1)
+    assert result["streams"]["token_gap_ms"]["over_updates"]["p95"] == pytest.approx(10, abs=0.1)
     assert demo["cpu"]["coordinator"] == {"of_machine": 0.05, "of_one_core": 0.1}
     assert demo["memory_pss_mb"]["inference-1"] == 910.0
     for kind in ("short_answers", "long_tailed_answers"):
@@ -144,24 +145,24 @@ def test_one_json_object_with_every_figure_is_printed_and_written(
     assert result["targets"]["server_pss_mb"]["measured"] == 910.0
 
 
-def test_both_sides_are_repeated_in_an_order_that_is_fair_to_both(
+def test_one_side_of_a_comparison_frames_the_other(
     log: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert benchmark(monkeypatch) == 0
     begun = [name for name in log if not name.endswith("stopped")]
     assert begun == [
         "example:demo",
+        "long:streams",
         "example:short-1-staleness-0",
-        "example:short-2-staleness-0",
-        "example:short-3-staleness-4",
-        "long:long-0-staleness-4",
-        "long:long-1-staleness-0",
+        "example:short-2-staleness-4",
+        "long:long-0-staleness-0",
+        "long:long-1-staleness-4",
         "long:long-2-staleness-0",
-        "long:long-3-staleness-4",
     ]
     assert log == [entry for name in begun for entry in (name, f"{name} stopped")], "one run at a time"
     result = json.loads(capsys.readouterr().out)
-    assert [len(result["async_vs_sync"]["short_answers"][side]) for side in ("async", "sync")] == [2, 2]
+    assert [len(result["async_vs_sync"]["short_answers"][side]) for side in ("async", "sync")] == [2, 1]
+    assert [len(result["async_vs_sync"]["long_tailed_answers"][side]) for side in ("async", "sync")] == [1, 2]
 
 
 def test_a_missed_target_fails_nothing(
@@ -179,7 +180,7 @@ def test_a_run_that_fails_fails_the_benchmark_and_nothing_is_printed_as_a_result
     log: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "long_tailed_job", lambda scratch: Path("broken.yaml"))
-    monkeypatch.setattr(run, "QUICK", run.Plan(0, 0, 0, 0.001, run.QUICK.order))
+    monkeypatch.setattr(run, "QUICK", run.Plan(0, 0, 0, 0.001, run.QUICK.short_order, run.QUICK.long_order))
     assert benchmark(monkeypatch, "--quick") == 1
     captured = capsys.readouterr()
     assert captured.out == ""
