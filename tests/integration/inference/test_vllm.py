@@ -47,6 +47,20 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def counter(server: RunningServer, name: str) -> int:
+    """One of vLLM's own counters."""
+    _, text = server.call("GET", "/metrics")
+    found = re.search(rf"^vllm:{name}\{{.*\}} ([\d.e+]+)$", text, re.MULTILINE)
+    assert found is not None, text
+    return int(float(found[1]))
+
+
+def let_all_sample(server: RunningServer, sequences: int) -> None:
+    """Wait until that many running sequences have had time for a token each."""
+    enough = counter(server, "generation_tokens_total") + 2 * sequences
+    wait_until(lambda: counter(server, "generation_tokens_total") >= enough)
+
+
 def fresh_prompt(length: int) -> list[int]:
     """Random ids, so that nothing of it is in any cache."""
     return [random.randrange(256) for _ in range(length)]
@@ -72,6 +86,7 @@ def test_every_version_switch_of_every_request_is_at_the_token_that_its_spans_na
     wait_until(lambda: server.status()["running"] == count)
     for step in (1, 2, 3):
         trainer.push(qwen.loaded[step], step)
+        let_all_sample(server, count)
     for prompt, length, call in zip(prompts, lengths, calls, strict=True):
         (answer,) = call.result(DEADLINE_S).completions
         assert (len(answer.ids), answer.finish) == (length, "length")
@@ -134,10 +149,7 @@ def test_with_recompute_later_tokens_are_those_of_a_full_pass_under_the_new_weig
 
 def cached_tokens(server: RunningServer) -> int:
     """Prompt tokens that vLLM has taken from its prefix cache so far."""
-    _, text = server.call("GET", "/metrics")
-    found = re.search(r"^vllm:prefix_cache_hits_total\{.*\} ([\d.e+]+)$", text, re.MULTILINE)
-    assert found is not None, text
-    return int(float(found[1]))
+    return counter(server, "prefix_cache_hits_total")
 
 
 def openai_completion(server: RunningServer, prompt: list[int], **fields: Any) -> None:

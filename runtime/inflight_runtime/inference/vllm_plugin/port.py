@@ -130,10 +130,10 @@ class VllmWeightPort:
         await self._engine.abort(requests, internal=True)
 
     def load(self) -> Load:
-        """Sequences in the engine, counted where their results are awaited: no call to the engine."""
-        total = len(self._engine.output_processor.request_states)
-        running = min(total, self._config.max_concurrent)
-        return Load(running=running, waiting=total - running)
+        """Sequences that have a token, and that have none yet; counted where results arrive, without the engine."""
+        states = self._engine.output_processor.request_states.values()
+        waiting = sum(state.is_prefilling for state in states)
+        return Load(running=len(states) - waiting, waiting=waiting)
 
     async def _ask_workers(self, call: str, **arguments: Any) -> list[Any]:
         """Ask every worker over its control socket; their results.
