@@ -24,9 +24,10 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+# No roles: with one token per byte their names would be two thirds of the prompt.
 TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
 
 
@@ -88,7 +89,7 @@ def warm_start(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, lett
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 3 == 2:
+        if step > 20:
             with torch.no_grad():
                 if logprobs(probe).sum(1).exp().mean().item() >= until:
                     return logprobs(data).sum(1).exp().mean().item()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ from inflight_runtime.actor.tokenizer import TokenizerError, load_tokenizer
 from inflight_runtime.actor.watchdog import LoopWatchdog
 from inflight_runtime.config.roles import ActorConfig, load_role_config
 from inflight_runtime.coordinator.client import CoordinatorClient, CoordinatorError, CoordinatorUnavailableError
+from inflight_runtime.garbage import spare_loaded_objects
 from inflight_runtime.protocol import FailRequest
 
 log = logging.getLogger("inflight_runtime.actor")
@@ -45,9 +45,7 @@ async def run(config: ActorConfig, token: str) -> int:
                 async with asyncio.timeout(TELL_DEADLINE_S):
                     await coordinator.fail(FailRequest(source=config.actor_id, reason=str(error)))
             return BAD_INPUT
-        # What is loaded now stays: left out of collections, these take a moment instead of a tenth of a second.
-        gc.collect()
-        gc.freeze()
+        spare_loaded_objects()
         actor = Actor(config, environment, tokenizer, coordinator=coordinator, token=token, stop=stop)
         watchdog = LoopWatchdog(loop, max(config.environment.rollout_timeout_s, SHORTEST_WATCH_S))
         try:

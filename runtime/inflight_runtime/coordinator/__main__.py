@@ -22,6 +22,7 @@ from inflight_runtime.coordinator.ledger import Ledger
 from inflight_runtime.coordinator.metrics import Metrics
 from inflight_runtime.coordinator.payloads import PayloadError, SegmentStore
 from inflight_runtime.coordinator.service import Coordinator
+from inflight_runtime.garbage import spare_loaded_objects
 
 BAD_INPUT: Final = 2
 SHUTDOWN_S: Final = 3.0
@@ -72,6 +73,7 @@ async def serve(config: CoordinatorConfig, token: str) -> None:
             await web.TCPSite(runner, config.host, config.port).start()
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+        spare_loaded_objects()
         log.info("coordinator of %s listens on %s:%d", config.job, config.host, config.port)
         await stop.wait()
         log.info("stopping")

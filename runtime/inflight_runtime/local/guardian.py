@@ -1,8 +1,9 @@
 """Ends the roles of a run when the executor itself is gone (kill -9, out of memory).
 
-Run as ``python -I -S guardian.py`` with a pipe as standard input. The executor writes ``+PID`` for each role it starts
-and ``-PID`` when the role is gone. End of file means that the executor is no more: whatever is still registered, with
-all its descendants, gets SIGTERM (a trainer writes its checkpoint) and after a grace time SIGKILL.
+Run as ``python -I -S guardian.py [GRACE_S [SCRATCH]]`` with a pipe as standard input. The executor writes ``+PID`` for
+each role it starts and ``-PID`` when the role is gone. End of file means that the executor is no more: whatever is
+still registered, with all its descendants, gets SIGTERM (a trainer writes its checkpoint) and after a grace time
+SIGKILL. Then the roles' scratch directory is removed.
 
 Standard library only, and no import of this package: it must be small, start at once and never fail on its own.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -132,6 +134,8 @@ def main() -> None:
     alive = [pid for pid, start in registered.items() if pid not in table or table[pid].start == start]
     if alive:
         end_family(alive, float(sys.argv[1]) if len(sys.argv) > 1 else GRACE_S)
+    for scratch in sys.argv[2:]:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Keeps the processes of a run alive and ends them: start, readiness, restarts with a bound, an orderly stop.
 
 Each role is a process group (and session) of its own with a log file. A guardian process ends them all if this process
-is killed; see :mod:`.guardian`.
+is killed; see :mod:`.guardian`. What roles leave in their temporary directory (sockets, of killed ones too) goes with
+the run.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,7 +129,11 @@ class Supervisor:
         self._failure: asyncio.Future[RoleFailedError] = asyncio.get_running_loop().create_future()
         self._hurry = False
         _become_subreaper()
-        self._guardian_command = [sys.executable, "-I", "-S", guardian.__file__, str(guardian_grace_s)]
+        self._scratch = tempfile.mkdtemp(prefix="inflight-")
+        self._guardian_command = [
+            *(sys.executable, "-I", "-S", guardian.__file__),
+            *(str(guardian_grace_s), self._scratch),
+        ]
         self._guardian = self._start_guardian()
 
     # --- start and watch ----------------------------------------------------------------------------------------------
@@ -242,7 +249,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=dict(spec.environment),
+                env={**spec.environment, "TMPDIR": self._scratch},
                 start_new_session=True,
             )
         status.pid = role.process.pid
@@ -336,6 +343,7 @@ class Supervisor:
         except subprocess.TimeoutExpired:
             self._guardian.kill()
             self._guardian.wait()
+        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     async def _sweep(self, role: _Role) -> None:
         """Make sure that nothing of a role's process tree is left, and take it off the guardian's list."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.coordinator.client import CoordinatorUnavailableError
+from inflight_runtime.garbage import spare_loaded_objects
 from inflight_runtime.trainer.batching import StepData, build_step, check_batch
 from inflight_runtime.trainer.checkpoint import (
     MANIFEST,
@@ -100,9 +101,12 @@ class Trainer:
         self.load()
         try:
             self.publish()
-            for step in range(self.step + 1, self.config.steps + 1):
+            first = self.step + 1
+            for step in range(first, self.config.steps + 1):
                 if not self.train_step(step):
                     break
+                if step == first:  # torch loads much of itself in the first one
+                    spare_loaded_objects()
             self.finish()
         finally:
             self.log.close(self._metrics)

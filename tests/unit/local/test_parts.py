@@ -149,11 +149,15 @@ def test_a_family_is_found_by_descent_session_and_group() -> None:
     assert set(family([], table)) == set()
 
 
-def test_the_guardian_ends_what_is_registered_and_nothing_else_when_its_pipe_closes() -> None:
+def test_the_guardian_ends_what_is_registered_and_nothing_else_when_its_pipe_closes(tmp_path: Path) -> None:
     sleep = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    scratch = tmp_path / "scratch"
+    (scratch / "below").mkdir(parents=True)
     kept, ended, released = (subprocess.Popen(sleep, start_new_session=True) for _ in range(3))
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", guardian.__file__, "5"], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-I", "-S", guardian.__file__, "5", str(scratch)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         wait_until_signals_are_ignored(watcher.pid)
@@ -166,6 +170,8 @@ def test_the_guardian_ends_what_is_registered_and_nothing_else_when_its_pipe_clo
         assert ended.wait(30) == -signal.SIGTERM
         assert kept.poll() is None
         assert released.poll() is None
+        assert not scratch.exists()
+        assert tmp_path.exists()
     finally:
         for process in (kept, ended, released, watcher):
             process.kill()

@@ -248,6 +248,20 @@ async def test_kill_now_ends_a_stop_that_is_under_way(stage: Stage) -> None:
     await asyncio.wait_for(stopping, DEADLINE_S)
 
 
+async def test_what_a_role_leaves_in_its_temporary_directory_goes_with_the_run(stage: Stage) -> None:
+    body = """
+        import tempfile, time
+        print(tempfile.mkdtemp(), flush=True)
+        time.sleep(600)
+    """
+    stage.supervisor.start(stage.role("inference", body, kind="inference"))
+    await until(lambda: stage.log("inference").count("\n") == 2)
+    left = Path(stage.log("inference").splitlines()[-1])
+    assert await asyncio.to_thread(left.is_dir)
+    await stage.supervisor.aclose()
+    assert not await asyncio.to_thread(left.parent.exists)
+
+
 async def test_a_guardian_that_was_killed_is_replaced(stage: Stage) -> None:
     guardian = stage.supervisor._guardian.pid
     os.kill(guardian, signal.SIGKILL)

@@ -28,6 +28,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from inflight_runtime.config.roles import InferenceConfig, load_role_config
 from inflight_runtime.coordinator.client import CoordinatorClient
+from inflight_runtime.garbage import spare_loaded_objects
 from inflight_runtime.inference.checkpoint_names import read_expected_tensors
 from inflight_runtime.inference.service import ContractError, UpdateService, heartbeat
 from inflight_runtime.inference.vllm_launch import CONFIG_ENV, PLUGIN_NAME
@@ -114,6 +115,7 @@ class InflightEndpoints:
         """Announce the server from the moment it can be reached, and leave when it is told to end."""
         while not getattr(getattr(state, "server", None), "started", False):  # noqa: ASYNC110  uvicorn has no event
             await asyncio.sleep(STARTED_POLL_S)
+        spare_loaded_objects()
         stop = asyncio.Event()
         # vLLM listens for SIGINT as well: that handler is left in place and used to go on with its own shutdown.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

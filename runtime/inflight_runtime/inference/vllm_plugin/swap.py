@@ -11,15 +11,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 logger = logging.getLogger(__name__)
+
+PLAIN_PRODUCT_UP_TO: Final = 2**17
+"""Elements of a matrix up to which torch's own product is used: oneDNN compiles a kernel of 1 ms for every batch size,
+and a repacked matrix of that size saves less than that before the next version replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,16 @@ class Slot:
     sources: tuple[str, ...]
     shape: torch.Size
     dtype: torch.dtype
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether the layer keeps a matrix product over (a repacked copy of) this parameter."""
+        return self.name == "weight" and hasattr(self.layer, "cpu_linear")
+
+    @property
+    def plain(self) -> bool:
+        """Whether that product is torch's own."""
+        return self.dtype == torch.float32 and self.shape.numel() <= PLAIN_PRODUCT_UP_TO
 
     def gather(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The parameter's new value, in memory of its own."""
@@ -74,7 +89,9 @@ class SwapPlan:
             # A tied head and its embedding share their memory.
             value = tables[slot.sources] = tables[slot.sources] if slot.sources in tables else slot.gather(tensors)
             product = None
-            if slot.name == "weight" and hasattr(slot.layer, "cpu_linear"):
+            if slot.multiplies and slot.plain:
+                product = F.linear
+            elif slot.multiplies:
                 double: Any = nn.Module()
                 double.weight = nn.Parameter(value, requires_grad=False)
                 dispatch_cpu_unquantized_gemm(double, remove_weight=slot.layer.weight.numel() == 0)
@@ -96,6 +113,12 @@ class SwapPlan:
         generator = torch.Generator().manual_seed(0)
         for slot, value, product in prepared.values:
             now = getattr(slot.layer, slot.name)
+            if slot.multiplies and slot.plain:
+                x = torch.randn(4, slot.shape[1], generator=generator)
+                if not torch.allclose(slot.layer.cpu_linear(x, now, None), product(x, value, None), 1e-4, 1e-5):
+                    logger.warning("swap plan: the product with %s differs", slot.sources)
+                    return False
+                continue
             if now.shape != value.shape or now.dtype != value.dtype or not torch.equal(now.data, value):
                 logger.warning("swap plan: %s does not come from %s", slot.name, slot.sources)
                 return False
