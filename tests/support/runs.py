@@ -122,6 +122,21 @@ class LocalRun:
         return sqlite3.connect(f"file:{self.directory / 'coordinator' / 'ledger.sqlite'}?mode=ro", uri=True)
 
 
+def watch_outstanding(run: LocalRun, *, bound: int, timeout_s: float = 180.0) -> None:
+    """Check the number of leased and waiting groups against the bound, as often as possible, until the run ends."""
+    most = 0
+    deadline = time.monotonic() + timeout_s
+    while run.process.poll() is None:
+        assert time.monotonic() < deadline, run.logs()
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            capacity = run.state().capacity
+            assert capacity["bound"] == bound
+            assert capacity["outstanding"] <= bound
+            most = max(most, capacity["outstanding"])
+        time.sleep(POLL_S)
+    assert most > 0, f"nothing was ever outstanding\n{run.logs()}"
+
+
 @contextlib.contextmanager
 def local_run(job: dict[str, Any], home: Path, *arguments: str) -> Iterator[LocalRun]:
     """Start `inflight run` on a job written into `home`; whatever happens, nothing of it is left afterwards."""

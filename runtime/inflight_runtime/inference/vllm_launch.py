@@ -154,6 +154,9 @@ def build_environment(
         env.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(ONEDNN_CACHED_PRIMITIVES))
         # Automatic binding gives every server of a machine the same cores.
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        if _eager(config):
+            # A helper of the sampler is compiled even so: 15 s for the first request, and a C++ compiler needed.
+            env.setdefault("TORCHDYNAMO_DISABLE", "1")
         if config.tensor_parallel == 1:
             # Engine and worker in one process: half the start-up time, 0.5 GB less.
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -192,6 +195,11 @@ def exec_server(config: InferenceConfig, config_file: Path) -> NoReturn:
     env = build_environment(config, config_file, config.token_file.read_text().strip(), os.environ)
     sys.stdout.flush()
     os.execve(command[0], command, env)  # noqa: S606
+
+
+def _eager(config: InferenceConfig) -> bool:
+    flags = merge_engine_args({"enforce-eager": True}, config.engine_args)
+    return "enforce-eager" in flags and flags["enforce-eager"] is not False
 
 
 def _words(name: str, value: Any) -> list[str]:

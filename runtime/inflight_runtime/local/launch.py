@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -30,6 +32,8 @@ def role_environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
         environment[name] = str(threads)
     # Models of a local run are directories: a look at the hub would only cost time, or the run where there is no net.
     environment.setdefault("HF_HUB_OFFLINE", "1")
+    # Roles get a temporary directory that ends with the run; what torch has compiled is worth keeping.
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"))
     return environment
 
 

@@ -162,6 +162,23 @@ def test_cores_are_not_bound_and_idle_connections_are_kept_unless_the_user_says_
     assert "HF_HUB_OFFLINE" not in env  # /models/m is not here
 
 
+@pytest.mark.parametrize(
+    ("changes", "compiles"),
+    [
+        ({}, False),
+        ({"engine_args": {"enforce-eager": None}}, False),
+        ({"engine_args": {"enforce-eager": False}}, True),
+        ({"engine_args": {"no-enforce-eager": None}}, True),
+        ({"device": "cuda"}, True),
+    ],
+)
+def test_nothing_is_compiled_on_cpu_unless_the_user_asks_for_it(changes: dict[str, Any], compiles: bool) -> None:
+    assert build_environment(make(**changes), Path("c"), "t", {}).get("TORCHDYNAMO_DISABLE") == (
+        None if compiles else "1"
+    )
+    assert build_environment(make(), Path("c"), "t", {"TORCHDYNAMO_DISABLE": "0"})["TORCHDYNAMO_DISABLE"] == "0"
+
+
 @pytest.mark.parametrize("changes", [{"tensor_parallel": 2}, {"device": "cuda"}])
 def test_several_workers_or_a_gpu_keep_their_own_processes(changes: dict[str, Any]) -> None:
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in build_environment(make(**changes), Path("c"), "t", {})

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +14,9 @@ from inflight_runtime.inference.service import ContractError
 from inflight_runtime.protocol import InitGroupRequest, WeightUpdateRequest
 from inflight_runtime.types import Version
 from inflight_runtime.weights.receiver import StagedReceiver
+from inflight_runtime.weights.threads import in_thread
 from inflight_runtime.weights.transports.pair import PairGroup
 
-T = TypeVar("T")
 Tensors = list[tuple[str, Tensor]]
 
 
@@ -146,30 +143,3 @@ class ReferencePort:
     async def abort_all(self, reason: str) -> None:
         """End every request."""
         await self._engine.abort_all(reason)
-
-
-async def in_thread(function: Callable[[], T]) -> T:
-    """Run a blocking call in a daemon thread, which never keeps the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
-        try:
-            result = function()
-        except BaseException as error:
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failure)
-
-    threading.Thread(target=run, name="weights", daemon=True).start()
-    return await future

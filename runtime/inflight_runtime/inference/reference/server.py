@@ -19,8 +19,8 @@ from inflight_runtime.inference.checkpoint_names import UnknownCheckpointError
 from inflight_runtime.inference.reference.app import make_app
 from inflight_runtime.inference.reference.core import ReferenceServer
 from inflight_runtime.inference.reference.decoder import load_model
-from inflight_runtime.inference.reference.port import in_thread
 from inflight_runtime.inference.service import heartbeat
+from inflight_runtime.weights.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
