@@ -11,8 +11,6 @@ import signal
 import sys
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from inflight_runtime.actor.loading import EnvironmentLoadError, load_environment
 from inflight_runtime.actor.loop import FAILED, Actor
 from inflight_runtime.actor.tokenizer import TokenizerError, load_tokenizer
@@ -64,7 +62,7 @@ def main() -> int:
     try:
         config = load_role_config(ActorConfig, path)
         token = config.token_file.read_text().strip()
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         log.error("--config %s: %s", path, error)
         return BAD_INPUT
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -18,7 +18,8 @@ _QUANTITY: Final = r"^[+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[munkMGTPE]|[eE
 class ApiModel(BaseModel):
     """Base of the custom resource: immutable, strictly typed, unknown fields refused, camelCase on the wire.
 
-    In Python a field is named by its snake_case name or by its wire name; a job file knows the wire name only.
+    In Python a field is named by its snake_case name or by its wire name; a job file knows the wire name only. A null
+    for a field that has a default and cannot be null means the default, as it does to the API server.
     """
 
     model_config = ConfigDict(
@@ -31,6 +32,19 @@ class ApiModel(BaseModel):
         validate_by_alias=True,
         use_attribute_docstrings=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_default(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or None not in data.values():
+            return data
+        pruned = {
+            name
+            for key, field in cls.model_fields.items()
+            if not field.is_required() and type(None) not in get_args(field.annotation)
+            for name in (key, field.alias)
+        }
+        return {name: value for name, value in data.items() if value is not None or name not in pruned}
 
 
 def refusal(reason: str, remedy: str) -> PydanticCustomError:
@@ -67,7 +81,10 @@ def _json_object(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quantity(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, float):
+        # A number with a fraction is no quantity to the API server's schema of custom resources.
+        raise refusal("must be a whole number or text", f'write it in quotes: "{value}"')
+    if isinstance(value, bool) or not isinstance(value, int | str):
         return value
     text = str(value)
     if re.match(_QUANTITY, text) is None:
@@ -81,7 +98,7 @@ JsonObject = Annotated[dict[Any, Any], AfterValidator(_json_object)]
 """A free-form map that is passed on as it is: text keys, JSON values."""
 
 Quantity = Annotated[
-    str, BeforeValidator(_quantity, json_schema_input_type=int | float | str), Field(examples=["16Gi", "500m"])
+    str, BeforeValidator(_quantity, json_schema_input_type=int | str), Field(examples=["16Gi", "500m"])
 ]
 """A Kubernetes quantity: ``16Gi``, ``500m``, ``2``."""
 

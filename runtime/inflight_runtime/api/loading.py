@@ -32,16 +32,24 @@ _JobLoader.yaml_implicit_resolvers = {
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_JobLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9]*|0x[0-9a-fA-F]+|0o[0-7]+)$"), list("-+0123456789")
-)
-_JobLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^([-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))|\.(nan|NaN|NAN))$"
-    ),
-    list("-+0123456789."),
-)
+
+
+class _JobDumper(yaml.SafeDumper):
+    """Quotes every text that kubectl, or a reader of YAML 1.1, would take for something else."""
+
+
+for _yaml in (_JobLoader, _JobDumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9]*|0x[0-9a-fA-F]+|0o[0-7]+)$"), list("-+0123456789")
+    )
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(
+            r"^([-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))"
+            r"|\.(nan|NaN|NAN))$"
+        ),
+        list("-+0123456789."),
+    )
 
 
 def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
@@ -69,6 +77,20 @@ def _construct_text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
 _JobLoader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 _JobLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 _JobLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Rare line breaks are escaped in double quotes only; in any other style they are folded away.
+    style = '"' if set(text) & set("\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_JobDumper.add_representer(str, _represent_text)
+
+
+def dump_yaml(data: Any) -> str:
+    """Write plain data as YAML that :func:`read_yaml`, kubectl and PyYAML read back alike."""
+    return yaml.dump(data, Dumper=_JobDumper, sort_keys=False, allow_unicode=True)
 
 
 def load_job(path: Path | str) -> RLTrainingJob:

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from inflight_runtime.api import RLTrainingJob
-from inflight_runtime.api.rules import DEFAULT_MICRO_BATCH_TOKENS
-from inflight_runtime.config import roles
+from inflight_runtime.config import pod, roles
 from inflight_runtime.config.model_files import ModelFacts, read_model_facts
+from inflight_runtime.config.sizes import default_micro_batch_tokens, kv_cache_bytes
 
 Device = Literal["cpu", "cuda"]
 
-MIN_KV_BYTES: Final = 64 * 1024 * 1024
-MAX_KV_BYTES: Final = 2 * 1024 * 1024 * 1024
-"""Bounds of a CPU server's KV cache; passed only where one sequence of full length takes more."""
 LOCAL_LEASE_TTL_S: Final = 20.0
 LOCAL_MEMBER_TTL_S: Final = 5.0
 """On one machine a silent process is a dead one, so that its work is given to another one sooner than in a cluster."""
@@ -62,7 +59,7 @@ class Addresses:
         trainer_host: address under which servers reach the trainer's rendezvous.
         model_path: the model's directory on the roles' disks.
         tokenizer_path: the tokenizer's directory.
-        model: facts read from the model's config.
+        model: facts read from the model's config; ``None`` leaves them to the pod (see :mod:`.pod`).
         checkpoint_dir: where checkpoints go.
         log_dir: where metrics and rollouts go.
         resume_from: checkpoint directory of another run, resolved.
@@ -84,7 +81,7 @@ class Addresses:
     trainer_host: str
     model_path: str
     tokenizer_path: str
-    model: ModelFacts
+    model: ModelFacts | None
     checkpoint_dir: Path
     log_dir: Path
     resume_from: Path | None = None
@@ -163,7 +160,7 @@ def micro_batch_tokens(job: RLTrainingJob, max_length: int) -> int:
     A sequence cannot be cut, so one must fit; a group that is longer than the budget is split over rows.
     """
     given = job.spec.trainer.micro_batch_tokens
-    return max(DEFAULT_MICRO_BATCH_TOKENS, max_length) if given is None else given
+    return default_micro_batch_tokens(max_length) if given is None else given
 
 
 def actor_concurrency(job: RLTrainingJob) -> int:
@@ -181,15 +178,8 @@ def actor_concurrency(job: RLTrainingJob) -> int:
 
 
 def cpu_kv_cache_bytes(job: RLTrainingJob, facts: ModelFacts) -> int:
-    """KV cache of a CPU server: room for all its sequences at full length, within 64 MiB and 2 GiB.
-
-    One sequence of full length always fits, else vLLM refuses to start.
-    """
-    element = 2 if job.spec.model.dtype == "bfloat16" else 4
-    # Keys and values; one block of slack, because caches are cut into blocks of 32 tokens.
-    one = 2 * facts.layers * facts.kv_heads * facts.head_dim * element * (longest_sequence(job, facts) + 32)
-    wanted = one * job.spec.inference.max_concurrent
-    return max(one, min(max(wanted, MIN_KV_BYTES), MAX_KV_BYTES))
+    """KV cache of a CPU server, in bytes (see :func:`.sizes.kv_cache_bytes`)."""
+    return kv_cache_bytes(facts, job.spec.model.dtype, longest_sequence(job, facts), job.spec.inference.max_concurrent)
 
 
 def render_roles(job: RLTrainingJob, addresses: Addresses) -> RenderedRun:
@@ -284,8 +274,15 @@ def _model_files(job: RLTrainingJob, addresses: Addresses, dtype: Literal["float
         tokenizer=addresses.tokenizer_path,
         dtype=dtype,
         trust_remote_code=job.spec.model.trust_remote_code,
-        max_length=longest_sequence(job, addresses.model),
+        max_length=_max_length(job, addresses),
     )
+
+
+def _max_length(job: RLTrainingJob, addresses: Addresses) -> int:
+    if addresses.model is not None:
+        return longest_sequence(job, addresses.model)
+    wanted = job.spec.inference.engine_args.get("max-model-len")
+    return wanted if isinstance(wanted, int) else pod.FROM_MODEL
 
 
 def _coordinator(job: RLTrainingJob, addresses: Addresses) -> roles.CoordinatorConfig:
@@ -331,7 +328,9 @@ def _inference(job: RLTrainingJob, addresses: Addresses, ordinal: int) -> roles.
         max_concurrent=inference.max_concurrent,
         tensor_parallel=inference.tensor_parallel,
         device=addresses.device,
-        cpu_kv_cache_bytes=cpu_kv_cache_bytes(job, addresses.model),
+        cpu_kv_cache_bytes=pod.FROM_MODEL
+        if addresses.model is None
+        else cpu_kv_cache_bytes(job, addresses.model),
         threads=addresses.server_threads,
         update_deadline_s=job.spec.weight_sync.deadline_seconds,
         # Servers draw from seeds of their own, so that two of them never give the same answers to one prompt.
@@ -385,6 +384,7 @@ def _trainer(job: RLTrainingJob, addresses: Addresses) -> roles.TrainerConfig:
     algorithm, trainer, optimizer = job.spec.algorithm, job.spec.trainer, job.spec.trainer.optimizer
     loss, checkpoint, sync = algorithm.loss, job.spec.checkpoint, job.spec.weight_sync
     model = _model_files(job, addresses, trainer.precision)
+    unknown = trainer.micro_batch_tokens is None and model.max_length == pod.FROM_MODEL
     clips = {"clip_low": loss.clip_low, "clip_high": loss.clip_high}
     return roles.TrainerConfig(
         job=job.name,
@@ -401,7 +401,7 @@ def _trainer(job: RLTrainingJob, addresses: Addresses) -> roles.TrainerConfig:
         over_age=algorithm.over_age,
         temperature=job.spec.sampling.temperature,
         max_tokens=job.spec.sampling.max_tokens,
-        micro_batch_tokens=micro_batch_tokens(job, model.max_length),
+        micro_batch_tokens=pod.FROM_MODEL if unknown else micro_batch_tokens(job, model.max_length),
         loss=roles.LossConfig(
             kind=loss.kind,
             is_cap=loss.is_cap,

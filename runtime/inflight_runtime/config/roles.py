@@ -6,6 +6,7 @@ it: the job's bearer token is read from ``token_file``.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -39,7 +40,7 @@ class ModelFiles(RoleModel):
     dtype: Literal["float32", "bfloat16"] = "float32"
     trust_remote_code: bool = False
     max_length: int
-    """Longest sequence, prompt and answer together, in tokens."""
+    """Longest sequence, prompt and answer together, in tokens; 0 in a file for a pod: as the model's files say."""
 
 
 class Sampling(RoleModel):
@@ -234,10 +235,12 @@ class TrainerConfig(RoleModel):
 
 
 def load_role_config(model: type[RoleT], path: Path) -> RoleT:
-    """Read a rendered role config.
+    """Read a rendered role config, and fill in what it leaves to the pod (:mod:`.pod`).
 
     Raises:
         OSError: the file cannot be read.
-        pydantic.ValidationError: it does not fit ``model``.
+        ValueError: it does not fit ``model`` (pydantic's ValidationError is one), or cannot be completed here.
     """
-    return model.model_validate_json(path.read_text())
+    from inflight_runtime.config.pod import complete  # noqa: PLC0415  it needs the models of this module
+
+    return complete(model.model_validate_json(path.read_text()), os.environ)

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from aiohttp import web
-from pydantic import ValidationError
-
 from inflight_runtime.config.roles import CoordinatorConfig, load_role_config
 from inflight_runtime.coordinator.app import build_app
 from inflight_runtime.coordinator.database import LedgerDamagedError
@@ -107,7 +105,7 @@ def main() -> int:
     try:
         config = load_role_config(CoordinatorConfig, path)
         token = config.token_file.read_text().strip()
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         log.error("cannot read the configuration %s: %s", path, error)
         return BAD_INPUT
     if not token:

@@ -6,8 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from inflight_runtime.config.roles import InferenceConfig, load_role_config
 from inflight_runtime.inference.checkpoint_names import UnknownCheckpointError, read_expected_tensors
 from inflight_runtime.inference.vllm_launch import EngineArgsError, exec_server
@@ -22,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = load_role_config(InferenceConfig, options.config)
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         return _refuse(f"{options.config}: {error}")
     try:
         if config.engine == "vllm":

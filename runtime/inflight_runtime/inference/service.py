@@ -192,6 +192,14 @@ class UpdateService:
             )
         return self._served.version
 
+    def why_not_ready(self) -> str:
+        """Why no request would be admitted now; empty when one would."""
+        try:
+            self.admit()
+        except ContractError as error:
+            return error.message
+        return ""
+
     @property
     def salt(self) -> str:
         """Prefix-cache salt of a request admitted now: cached KV never crosses weight versions."""

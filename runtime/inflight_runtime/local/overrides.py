@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from inflight_runtime.api import JobError, Problem, RLTrainingJob, load_job, validate_job
-from inflight_runtime.api.loading import read_yaml
+from inflight_runtime.api.loading import dump_yaml, read_yaml
 
 PATH: Final = re.compile(r"^[A-Za-z][\w-]*(\.[A-Za-z_][\w-]*)*$")
 EXAMPLE: Final = "write --set spec.algorithm.steps=100"
@@ -65,4 +63,4 @@ def apply(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
 
 def dump(data: dict[str, Any]) -> str:
     """Write a job's plain data as YAML."""
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    return dump_yaml(data)

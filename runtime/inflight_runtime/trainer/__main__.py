@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-
 from inflight_runtime.aio import BackgroundLoop
 from inflight_runtime.config.roles import TrainerConfig, load_role_config
 from inflight_runtime.coordinator.client import (
@@ -53,7 +51,7 @@ def main() -> int:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if config.engine == "single" and world != 1:
             raise EngineError(f"engine 'single' runs as one process and was started as {world}")
-    except (OSError, ValidationError, ValueError, EngineError) as error:
+    except (OSError, ValueError, EngineError) as error:
         logger.error("cannot start: %s", error)
         return EXIT_BAD_INPUT
 

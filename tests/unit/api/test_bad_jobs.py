@@ -72,7 +72,6 @@ WRONG_TYPES = [
     ("spec: {sampling: {stop: END}}", "spec.sampling.stop", 'write it as a list: ["END"]'),
     ("spec: {sampling: {stop: [1]}}", "spec.sampling.stop[0]", 'write it in quotes: "1"'),
     ("spec: {sampling: []}", "spec.sampling", "must be a map of fields"),
-    ("spec: {sampling: }", "spec.sampling", "give a value, or remove the line"),
     ("spec: {model: ./model}", "spec.model", "must be a map of fields"),
     ("spec: {trainer: {optimizer: {betas: [0.9, x]}}}", "spec.trainer.optimizer.betas[1]", "must be a number"),
     ("spec: {environment: {args: [1]}}", "spec.environment.args", "must be a map of fields"),
@@ -131,6 +130,7 @@ BADLY_WRITTEN = [
     ("spec: {environment: {entrypoint: 'env.py:C:D'}}", "spec.environment.entrypoint", "package.module:Class"),
     ("spec: {trainer: {resources: {limits: {memory: 16 GB}}}}", "spec.trainer.resources.limits.memory", '"16Gi"'),
     ("spec: {coordinator: {storage: {size: big}}}", "spec.coordinator.storage.size", "quantity"),
+    ("spec: {actors: {resources: {limits: {cpu: 0.5}}}}", "spec.actors.resources.limits.cpu", 'in quotes: "0.5"'),
     ("spec: {trainer: {image: 'a b'}}", "spec.trainer.image", "Container image"),
     ("spec: {inference: {podTemplate: {containers: []}}}", "spec.inference.podTemplate", "spec.containers"),
     (

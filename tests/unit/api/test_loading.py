@@ -41,6 +41,13 @@ def test_a_minimal_job_gets_the_recipe_of_pipelinerl() -> None:
     assert spec.inference.replicas is None  # an autoscaler may own it
 
 
+def test_null_means_the_default_as_it_does_to_the_api_server() -> None:
+    job = parse_job(JOB.replace("100}", "100, groupSize: , shuffle: null}") + "  sampling:\n", "job.yaml")
+    assert job.spec.algorithm.group_size == 8
+    assert job.spec.algorithm.shuffle is True
+    assert job.spec.sampling.temperature == 1.0
+
+
 def test_ppo_has_clips_and_no_cap() -> None:
     loss = parse_job(JOB.replace("steps: 100", "steps: 100, loss: {kind: ppo}"), "job.yaml").spec.algorithm.loss
     assert (loss.is_cap, loss.clip_low, loss.clip_high) == (None, 0.2, 0.2)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from inflight_runtime.api import JobError, RLTrainingJob, enums, parse_job, validate_job
 from inflight_runtime.api.errors import inner_model, wire_names
+from inflight_runtime.api.loading import dump_yaml, read_yaml
 from inflight_runtime.config import roles
 
 names = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
@@ -93,6 +94,23 @@ BASE = {
 }
 
 
+texts = st.text(max_size=12) | st.from_regex(r"[-+]?[0-9.:_]*(0[xob])?[0-9a-f]*([eE][-+]?[0-9]+)?", fullmatch=True)
+plain = st.recursive(
+    texts | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(texts, plain, max_size=3))
+def test_what_is_written_as_yaml_is_read_back_alike(data: dict[str, Any]) -> None:
+    """By us, who read as kubectl does, and by a reader of YAML 1.1."""
+    text = dump_yaml(data)
+    assert yaml.safe_load(text) == data
+    if data:
+        assert read_yaml(text, "written")[0] == data
+
+
 @given(jobs)
 def test_a_job_survives_every_way_of_writing_it(data: dict[str, Any]) -> None:
     job = validate_job(data, "generated")
@@ -100,7 +118,7 @@ def test_a_job_survives_every_way_of_writing_it(data: dict[str, Any]) -> None:
     assert validate_job(job.to_wire(), "wire") == job
     assert validate_job(full, "with all defaults") == job
     assert validate_job(json.loads(json.dumps(full)), "json") == job
-    assert parse_job(yaml.safe_dump(job.to_wire(), allow_unicode=True), "yaml") == job
+    assert parse_job(dump_yaml(job.to_wire()), "yaml") == job
     assert parse_job(json.dumps(job.to_wire()), "json as yaml") == job
 
 

@@ -32,17 +32,21 @@ logger = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+OPEN_PATHS: Final = frozenset({"/health", "/healthz", "/readyz"})
+"""Probes carry no token."""
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 """A manifest of a large model has thousands of tensors."""
 
 
 def make_app(server: ReferenceServer) -> web.Application:
-    """All routes of DESIGN 5.3; every one but ``/health`` asks for the token."""
+    """All routes of the inference contract; every one but the probes' asks for the token."""
     routes = _Routes(server)
     app = web.Application(middlewares=[_errors, _authorize(server.token)], client_max_size=MAX_BODY_BYTES)
     app.add_routes(
         [
             web.get("/health", routes.health),
+            web.get("/healthz", routes.health),
+            web.get("/readyz", routes.ready),
             web.get("/runtime/v1/status", routes.status),
             web.post("/runtime/v1/generate", routes.generate),
             web.post("/init_process_group", routes.init_group),
@@ -65,6 +69,10 @@ class _Routes:
     async def health(self, _: web.Request) -> web.StreamResponse:
         broken = self._server.service.broken
         return _error(503, broken) if broken else web.json_response({})
+
+    async def ready(self, _: web.Request) -> web.StreamResponse:
+        why_not = self._server.service.why_not_ready()
+        return _error(503, why_not) if why_not else web.json_response({})
 
     async def status(self, _: web.Request) -> web.StreamResponse:
         return _reply(self._server.service.status())
@@ -213,7 +221,7 @@ async def _next(
 def _authorize(token: str) -> Any:
     @web.middleware
     async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path != "/health":
+        if request.path not in OPEN_PATHS:
             check_token(request.headers, token)
         return await handler(request)
 

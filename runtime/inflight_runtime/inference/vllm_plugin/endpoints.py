@@ -1,6 +1,7 @@
 """The plugin that vLLM's API server loads: the contract's routes, the heartbeat, an orderly end.
 
-vLLM only logs a plugin that fails to load and starts without it, so readiness is our own status route, never /health.
+vLLM only logs a plugin that fails to load and starts without it, so readiness is asked of our own routes, never of
+/health: ``/readyz`` and ``/healthz`` say no more than whether, and need no token; ``/runtime/v1/status`` says all.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class InflightEndpoints:
             ("/init_process_group", "POST", self._init_group),
             ("/destroy_process_group", "POST", self._destroy_group),
             ("/request_weight_update", "POST", self._update),
+            ("/healthz", "GET", self._healthz),
+            ("/readyz", "GET", self._readyz),
             ("/runtime/v1/status", "GET", self._status),
             ("/runtime/v1/generate", "POST", self._generate),
         ):
@@ -147,6 +150,14 @@ class InflightEndpoints:
     async def _update(self, request: Request) -> Response:
         return _json(await self.service.update(await _body(request, WeightUpdateRequest)))
 
+    async def _healthz(self, request: Request) -> Response:
+        del request
+        return _probe(self.service.broken)
+
+    async def _readyz(self, request: Request) -> Response:
+        del request
+        return _probe(self.service.why_not_ready())
+
     async def _status(self, request: Request) -> Response:
         del request
         return _json(self.service.status())
@@ -207,6 +218,10 @@ async def _body(request: Request, model: type[ModelT]) -> ModelT:
 
 def _json(message: BaseModel) -> Response:
     return Response(message.model_dump_json(), media_type=JSON)
+
+
+def _probe(why_not: str) -> Response:
+    return Response(f"{why_not or 'ok'}\n", status_code=503 if why_not else 200, media_type="text/plain")
 
 
 def _first_problem(error: ValidationError) -> str:

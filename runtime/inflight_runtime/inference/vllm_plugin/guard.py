@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from inflight_runtime.inference.service import ContractError, check_token
 from inflight_runtime.protocol import ErrorReply
 
-OPEN_PATHS: Final = frozenset({"/health", "/ping", "/metrics"})
-"""Probes and scrapers carry no token. (vLLM itself guards only /v1, /v2, /inference and /cohere.)"""
+OPEN_PATHS: Final = frozenset({"/health", "/ping", "/metrics", "/healthz", "/readyz"})
+"""Probes and scrapers carry no token, a kubelet has none to send. (vLLM itself guards only /v1, /v2, /inference and /cohere.)"""
 ALIASES: Final = {"/v1/chat/completion": "/v1/chat/completions"}
 
 
