@@ -328,9 +328,7 @@ def _inference(job: RLTrainingJob, addresses: Addresses, ordinal: int) -> roles.
         max_concurrent=inference.max_concurrent,
         tensor_parallel=inference.tensor_parallel,
         device=addresses.device,
-        cpu_kv_cache_bytes=pod.FROM_MODEL
-        if addresses.model is None
-        else cpu_kv_cache_bytes(job, addresses.model),
+        cpu_kv_cache_bytes=pod.FROM_MODEL if addresses.model is None else cpu_kv_cache_bytes(job, addresses.model),
         threads=addresses.server_threads,
         update_deadline_s=job.spec.weight_sync.deadline_seconds,
         # Servers draw from seeds of their own, so that two of them never give the same answers to one prompt.

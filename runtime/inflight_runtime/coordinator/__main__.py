@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from aiohttp import web
+
 from inflight_runtime.config.roles import CoordinatorConfig, load_role_config
 from inflight_runtime.coordinator.app import build_app
 from inflight_runtime.coordinator.database import LedgerDamagedError

@@ -122,6 +122,12 @@ def test_every_route_asks_for_the_token(server: RunningServer, method: str, path
 
 def test_health_needs_no_token(server: RunningServer) -> None:
     assert server.call("GET", "/health", headers={})[0] == 200
+    assert server.call("GET", "/healthz", headers={})[0] == 200
+
+
+def test_a_server_is_ready_once_it_has_weights_to_serve(trainer: TrainerSide, qwen: Any) -> None:
+    trainer.push(qwen.loaded[1], 0)
+    assert trainer.server.call("GET", "/readyz", headers={})[0] == 200
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ PLAIN_DIFFERENCE = 1e-3
 """Far above rounding: the weights were others."""
 DEADLINE_S = 90.0
 VLLM = pytest.mark.parametrize("started", ["vllm"], indirect=True)
-OPEN_ROUTES = {"/health", "/ping", "/metrics"}
+OPEN_ROUTES = {"/health", "/ping", "/metrics", "/healthz", "/readyz"}
 
 
 def generate(server: RunningServer, prompt: list[int], **fields: Any) -> GenerateReply:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inflight_runtime.api import JobError, RLTrainingJob, validate_job
 from inflight_runtime.api.placement import RESERVED_ENGINE_ARGS
-from inflight_runtime.config import render, roles
+from inflight_runtime.config import render, roles, sizes
 from inflight_runtime.config.model_files import ModelFacts, read_model_facts
 from inflight_runtime.config.render import LocalLayout, RenderedRun, render_local, write_role_configs
 from inflight_runtime.inference import vllm_launch
@@ -230,7 +230,7 @@ def test_the_kv_cache_of_a_cpu_server_holds_one_sequence_and_stays_bounded(model
     size = render.cpu_kv_cache_bytes(job, model)
     one = 2 * model.layers * model.kv_heads * model.head_dim * 4 * model.max_length
     assert size >= one
-    assert render.MIN_KV_BYTES <= size <= max(render.MAX_KV_BYTES, 2 * one + 32 * 2 * 4 * 100 * 32 * 128)
+    assert sizes.MIN_KV_BYTES <= size <= max(sizes.MAX_KV_BYTES, 2 * one + 32 * 2 * 4 * 100 * 32 * 128)
 
 
 def test_written_configs_are_read_back_by_the_roles(tmp_path: Path) -> None:

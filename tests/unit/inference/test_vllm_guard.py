@@ -41,7 +41,7 @@ async def test_no_route_answers_without_the_token(path: str, headers: dict[str, 
     assert await ask(path, TOKEN) == (200, path)
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/metrics", "/healthz", "/readyz"])
 async def test_probes_need_none(path: str) -> None:
     assert await ask(path, {}, "GET") == (200, path)
 

@@ -12,7 +12,7 @@ from inflight_runtime.inference.service import ContractError, check_token
 from inflight_runtime.protocol import ErrorReply
 
 OPEN_PATHS: Final = frozenset({"/health", "/ping", "/metrics", "/healthz", "/readyz"})
-"""Probes and scrapers carry no token, a kubelet has none to send. (vLLM itself guards only /v1, /v2, /inference and /cohere.)"""
+"""Probes and scrapers have no token to send. (vLLM itself guards only /v1, /v2, /inference and /cohere.)"""
 ALIASES: Final = {"/v1/chat/completion": "/v1/chat/completions"}
 
 
