@@ -17,13 +17,16 @@ from inflight_runtime.config import roles
 from inflight_runtime.config.model_files import ModelFacts, read_model_facts
 from inflight_runtime.config.sizes import default_micro_batch_tokens, kv_cache_bytes
 
-NAME: Final = "$(POD_NAME)"
+NAME_VARIABLE: Final = "INFLIGHT_POD_NAME"
+ADDRESS_VARIABLE: Final = "INFLIGHT_POD_IP"
+"""Environment variables of a pod, from the downward API."""
+NAME: Final = f"$({NAME_VARIABLE})"
 """Stands for the pod's name in ``server_id``, ``advertise_url`` and ``actor_id``."""
-ADDRESS: Final = "$(POD_IP)"
+ADDRESS: Final = f"$({ADDRESS_VARIABLE})"
 """Stands for the pod's address in ``weight_sync.bind_host``."""
 FROM_MODEL: Final = 0
 """Stands for what the model's files decide: ``max_length``, ``cpu_kv_cache_bytes``, ``micro_batch_tokens``."""
-_PLACEHOLDER: Final = re.compile(r"\$\((POD_NAME|POD_IP)\)")
+_PLACEHOLDER: Final = re.compile(rf"\$\(({NAME_VARIABLE}|{ADDRESS_VARIABLE})\)")
 
 
 def complete(config: roles.RoleT, environ: Mapping[str, str]) -> roles.RoleT:
@@ -31,7 +34,7 @@ def complete(config: roles.RoleT, environ: Mapping[str, str]) -> roles.RoleT:
 
     Args:
         config: as it was rendered.
-        environ: the process's environment, with ``POD_NAME`` and ``POD_IP`` where the config asks for them.
+        environ: the process's environment, with the two variables where the config asks for them.
 
     Raises:
         ValueError: a variable is not set, or the model's files do not tell what is asked of them.

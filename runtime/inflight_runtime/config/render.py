@@ -65,6 +65,7 @@ class Addresses:
         resume_from: checkpoint directory of another run, resolved.
         search_path: directories put in front of ``sys.path`` for the environment.
         device: what servers and trainer compute on.
+        trainer_device: what the trainer computes on where that is something else.
         server_threads: CPU threads of a server.
         trainer_threads: CPU threads of the trainer.
         lease_ttl_s: seconds without a heartbeat after which a lease is given to somebody else.
@@ -87,6 +88,7 @@ class Addresses:
     resume_from: Path | None = None
     search_path: tuple[str, ...] = ()
     device: Device = "cpu"
+    trainer_device: Device | None = None
     server_threads: int = 1
     trainer_threads: int = 1
     lease_ttl_s: float = 60.0
@@ -390,7 +392,7 @@ def _trainer(job: RLTrainingJob, addresses: Addresses) -> roles.TrainerConfig:
         token_file=addresses.token_file,
         model=model,
         engine=trainer.engine,
-        device=addresses.device,
+        device=addresses.trainer_device or addresses.device,
         threads=addresses.trainer_threads,
         steps=algorithm.steps,
         groups_per_step=algorithm.prompts_per_step,

@@ -23,7 +23,7 @@ CONFIG = {
     "num_key_value_heads": 1,
     "num_hidden_layers": 2,
 }
-POD = {"POD_NAME": "letters-inference-3", "POD_IP": "10.0.0.7"}
+POD = {"INFLIGHT_POD_NAME": "letters-inference-3", "INFLIGHT_POD_IP": "10.0.0.7"}
 
 
 def make_job(**sections: Any) -> RLTrainingJob:
@@ -74,7 +74,7 @@ def test_a_server_takes_name_address_and_seed_from_its_pod(model: Path) -> None:
 
 def test_an_actor_takes_its_name_and_the_trainer_its_address_from_the_pod(model: Path) -> None:
     run = rendered(model)
-    assert pod.complete(run.actors[0], {"POD_NAME": "letters-actor-6f7-x2"}).actor_id == "letters-actor-6f7-x2"
+    assert pod.complete(run.actors[0], {"INFLIGHT_POD_NAME": "letters-actor-6f7-x2"}).actor_id == "letters-actor-6f7-x2"
     assert pod.complete(run.trainer, POD).weight_sync.bind_host == "10.0.0.7"
 
 
@@ -110,7 +110,7 @@ def test_every_role_reads_a_file_and_completes_it(model: Path, monkeypatch: pyte
 
 
 def test_a_variable_that_is_not_set_is_named(model: Path) -> None:
-    with pytest.raises(ValueError, match="POD_NAME, which is not set"):
+    with pytest.raises(ValueError, match="INFLIGHT_POD_NAME, which is not set"):
         pod.complete(rendered(model).inference[0], {})
 
 
@@ -120,9 +120,9 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_text_of_the_user_is_never_expanded(model: Path) -> None:
-    sections = {"environment": {"entrypoint": "a:B", "args": {"text": "$(POD_NAME)"}}}
+    sections = {"environment": {"entrypoint": "a:B", "args": {"text": "$(INFLIGHT_POD_NAME)"}}}
     actor = pod.complete(rendered(model, **sections).actors[0], POD)
-    assert actor.environment.args == {"text": "$(POD_NAME)"}
+    assert actor.environment.args == {"text": "$(INFLIGHT_POD_NAME)"}
 
 
 def test_a_config_of_the_local_executor_passes_through(model: Path) -> None:

@@ -1,0 +1,111 @@
+"""The trainer: a JobSet of one indexed Job, one pod per node, torchrun in each."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from inflight_operator import names
+from inflight_operator.builders.build import Build, Manifest
+from inflight_operator.builders.claims import checkpoint_claim_name
+from inflight_operator.builders.pods import (
+    CHECKPOINT_DIR,
+    OFFLINE,
+    Mount,
+    Pod,
+    claim,
+    pod_template,
+    role_image,
+    role_mounts,
+)
+from inflight_operator.builders.resources import threads_of
+from inflight_operator.builders.wiring import Wiring, config_file
+
+JOBSET_API: Final = "jobset.x-k8s.io/v1alpha2"
+RENDEZVOUS_PORT: Final = 29_500
+WORKER_GRACE_S: Final = 120
+"""What torchrun leaves its workers after SIGTERM: the step, the checkpoint, then a farewell (at most 60 + 15 s)."""
+GRACE_S: Final = WORKER_GRACE_S + 30
+NODE_INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+def job_set(build: Build, wiring: Wiring) -> Manifest:
+    """The trainer's JobSet.
+
+    A failed pod fails its Job, and the JobSet starts all nodes anew, from the last checkpoint: torch cannot take in a
+    single one. What a drain or a preemption does is not the trainer's fault and does not use up ``maxRestarts``.
+    """
+    nodes = build.job.spec.trainer.nodes
+    labels = names.labels(build.name, names.TRAINER)
+    job = {
+        "completionMode": "Indexed",
+        "completions": nodes,
+        "parallelism": nodes,
+        "backoffLimit": 0,
+        # A Terminating pod still trains: a resumed run must not get a second trainer beside it.
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+        },
+        "template": pod_template(build, _pod(build, wiring), build.job.spec.trainer),
+    }
+    return {
+        "apiVersion": JOBSET_API,
+        "kind": "JobSet",
+        "metadata": build.metadata(names.trainer(build.name), names.TRAINER),
+        "spec": {
+            "suspend": not build.facts.running,
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {
+                "maxRestarts": build.job.spec.trainer.max_restarts,
+                "rules": [
+                    {
+                        "name": "disruption",
+                        "action": "RestartJobSetAndIgnoreMaxRestarts",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
+            },
+            "replicatedJobs": [
+                {
+                    "name": names.REPLICATED_JOB,
+                    "replicas": 1,
+                    "template": {"metadata": {"labels": labels}, "spec": job},
+                }
+            ],
+        },
+    }
+
+
+def _pod(build: Build, wiring: Wiring) -> Pod:
+    spec = build.job.spec.trainer
+    module = ["--module", "inflight_runtime.trainer", "--config", config_file(names.TRAINER)]
+    return Pod(
+        role=names.TRAINER,
+        image=role_image(build, names.TRAINER, spec.image),
+        command=["python", "-m", "torch.distributed.run", *module],
+        resources=wiring.trainer,
+        grace_s=GRACE_S,
+        mounts=(
+            *role_mounts(build, wiring.config_map, names.TRAINER),
+            *wiring.model.mounts,
+            Mount("checkpoints", CHECKPOINT_DIR, claim(checkpoint_claim_name(build))),
+        ),
+        environment=(*OFFLINE, *_torchrun(build)),
+        ports={"rendezvous": RENDEZVOUS_PORT},
+        threads=threads_of(wiring.trainer, spec.processes_per_node),
+        restart_policy="Never",
+    )
+
+
+def _torchrun(build: Build) -> tuple[dict[str, Any], ...]:
+    """Torchrun's own options, as the environment variables that it reads; the same for every node but its rank."""
+    spec = build.job.spec.trainer
+    values = {
+        "PET_NNODES": str(spec.nodes),
+        "PET_NPROC_PER_NODE": str(spec.processes_per_node),
+        "PET_MASTER_ADDR": names.trainer_pod_host(build.name, 0),
+        "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(WORKER_GRACE_S),
+    }
+    rank = {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": NODE_INDEX}}}
+    return (*({"name": name, "value": value} for name, value in values.items()), rank)
