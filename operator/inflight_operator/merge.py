@@ -30,7 +30,9 @@ EITHER_OR: Final = frozenset({"env", "volumes"})
 """Lists whose elements are unions: a source given in the overlay replaces the one that was there."""
 HANDLERS: Final = frozenset({"exec", "httpGet", "tcpSocket", "grpc", "sleep"})
 """A probe or hook has one of these; giving another one replaces it."""
-FREE_MAPS: Final = frozenset({"labels", "annotations", "nodeSelector", "matchLabels", "limits", "requests"})
+FREE_MAPS: Final = frozenset(
+    {"labels", "annotations", "nodeSelector", "matchLabels", "limits", "requests", "volumeAttributes", "options"}
+)
 """Maps whose keys are the user's: no field of the API is looked for in them."""
 
 
@@ -69,14 +71,13 @@ def _merge_object(base: dict[str, Any], overlay: dict[str, Any], where: str, *, 
             raise MergeError(f"{place}: this directive is not supported; use $patch: delete or replace")
         if value is None or (isinstance(value, dict) and value.get("$patch") == "delete"):
             merged.pop(name, None)
-        elif isinstance(value, dict):
-            below = merged.get(name)
-            merged[name] = _merge_object(
-                below if isinstance(below, dict) else {}, value, place, free=free or name in FREE_MAPS
-            )
         elif name in MERGE_KEYS and not free:
             below = merged.get(name)
             merged[name] = _merge_list(below if isinstance(below, list) else [], value, name, place)
+        elif isinstance(value, dict):
+            below = merged.get(name)
+            inside = free or name in FREE_MAPS
+            merged[name] = _merge_object(below if isinstance(below, dict) else {}, value, place, free=inside)
         else:
             merged[name] = copy.deepcopy(value)
     return merged

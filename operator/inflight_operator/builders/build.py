@@ -150,18 +150,17 @@ class Child:
 
 def finished(manifest: Manifest) -> Manifest:
     """The manifest with its desired hash and the builders' revision as annotations."""
-    metadata = dict(manifest["metadata"])
-    metadata["annotations"] = {
-        **metadata.get("annotations", {}),
-        names.HASH_ANNOTATION: desired_hash(manifest),
-        names.REVISION_ANNOTATION: BUILDER_REVISION,
-    }
-    return {**manifest, "metadata": metadata}
+    annotations = {names.HASH_ANNOTATION: desired_hash(manifest), names.REVISION_ANNOTATION: BUILDER_REVISION}
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
 
 
 def desired_hash(manifest: Manifest) -> str:
-    """Digest of what a manifest asks for, without the field that changes at run time and without a Secret's data."""
+    """Digest of what a manifest asks for, without the field that changes at run time and without a Secret's data.
+
+    Annotations of a child are the builders' own (:func:`finished`) and do not count.
+    """
     kept = {name: value for name, value in manifest.items() if name != "data" or manifest["kind"] not in CONTENT}
+    kept["metadata"] = {name: value for name, value in manifest["metadata"].items() if name != "annotations"}
     if (volatile := RUN_TIME_FIELDS.get(manifest["kind"])) is not None:
         kept["spec"] = {name: value for name, value in manifest["spec"].items() if name != volatile}
     return digest(kept, 16)

@@ -98,7 +98,7 @@ def pod_template(build: Build, pod: Pod, spec: PodRole | None) -> dict[str, Any]
     template: dict[str, Any] = {"metadata": {"labels": {}}, "spec": _pod_spec(build, pod)}
     if spec is not None:
         for part in ("metadata", "spec"):
-            if not isinstance(spec.pod_template.get(part, {}), dict):
+            if not isinstance(spec.pod_template.get(part), dict | None):
                 raise MergeError(f"podTemplate.{part}: must be an object")
         template = merge_template(template, spec.pod_template)
     containers = template["spec"].get("containers") if isinstance(template.get("spec"), dict) else None

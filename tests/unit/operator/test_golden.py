@@ -1,0 +1,68 @@
+"""Whole jobs against the manifests that are committed: what a change of the builders does is read in its diff.
+
+``INFLIGHT_WRITE_GOLDEN=1`` writes them anew; the builders' revision is raised with them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from inflight_operator.settings import Settings
+from inflight_runtime.api import RLTrainingJob, load_job
+from support.cluster_jobs import CODE, SETTINGS, children, make_job, on_nodes
+
+GOLDEN = Path(__file__).parent / "golden"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+GUARDED = SETTINGS.model_copy(
+    update={
+        "operator_namespace": "inflight-system",
+        "scrape_from": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+    }
+)
+JOBS: dict[str, tuple[RLTrainingJob, Settings]] = {
+    "sort-letters": (load_job(EXAMPLES / "sort-letters" / "job.yaml"), SETTINGS),
+    "maximal": (on_nodes(load_job(GOLDEN / "maximal.job.yaml"), 4, 4), GUARDED),
+    "claims": (
+        make_job(
+            "claims",
+            model={"source": None, "volume": {"claimName": "models", "subPath": "qwen"}},
+            checkpoint={"claimName": "checkpoints"},
+        ),
+        SETTINGS,
+    ),
+}
+
+
+class _Dumper(yaml.SafeDumper):
+    """No aliases, and texts of several lines as blocks."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_children_of_a_job_are_those_committed(name: str) -> None:
+    job, settings = JOBS[name]
+    found = children(job, settings, code=CODE)
+    text = yaml.dump_all([child.manifest for child in found], Dumper=_Dumper, sort_keys=False, width=120)
+    file = GOLDEN / f"{name}.yaml"
+    if os.environ.get("INFLIGHT_WRITE_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text(), "run the test with INFLIGHT_WRITE_GOLDEN=1 if the change is meant"
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_building_twice_gives_the_same(name: str) -> None:
+    job, settings = JOBS[name]
+    assert children(job, settings, code=CODE) == children(job, settings, code=CODE)
