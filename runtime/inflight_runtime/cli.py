@@ -114,20 +114,47 @@ def render(
     role: Annotated[
         str | None, typer.Option(help="Only this process, e.g. trainer or inference-0.", show_default=False)
     ] = None,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="The objects that the operator makes of the job, without a cluster.")
+    ] = False,
 ) -> None:
-    """Print the role configs that a run of this job would get, as JSON. Ports are examples."""
+    """Print the role configs that a run of this job would get here, as JSON, or its objects in a cluster, as YAML.
+
+    Ports are examples, and so are a job's uid and token.
+    """
     import json  # noqa: PLC0415
 
     from inflight_runtime.api import JobError, Problem  # noqa: PLC0415
     from inflight_runtime.local.prepare import render_example  # noqa: PLC0415
 
     try:
+        if kubernetes:
+            typer.echo(_cluster_objects(job_file, overrides or [], role), nl=False)
+            return
         configs = render_example(job_file, overrides or [])
         if role is not None and role not in configs:
             raise JobError([Problem("--role", role, "there is no such process", f"choose one of {', '.join(configs)}")])
     except JobError as error:
         refuse(error)
     typer.echo(json.dumps(configs if role is None else configs[role], indent=2))
+
+
+def _cluster_objects(job_file: Path, overrides: list[str], role: str | None) -> str:
+    """The YAML of a job's objects; settings come from the environment, as the operator's do."""
+    import os  # noqa: PLC0415
+
+    from inflight_operator.offline import render_children  # noqa: PLC0415
+    from inflight_operator.settings import SettingsError, settings_from  # noqa: PLC0415
+    from inflight_runtime.api import JobError, Problem  # noqa: PLC0415
+    from inflight_runtime.local.overrides import load_with_overrides  # noqa: PLC0415
+
+    if role is not None:
+        raise JobError([Problem("--role", role, "excludes --kubernetes", "give one of the two")])
+    try:
+        settings = settings_from(os.environ)
+    except SettingsError as error:
+        raise JobError([Problem("", None, str(error), "mend or unset the variable")]) from error
+    return render_children(load_with_overrides(job_file, overrides), settings)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Final
 
 from inflight_operator import names
@@ -26,7 +27,8 @@ def fetch_job(build: Build, wiring: Wiring) -> Manifest:
     template = pod_template(build, _pod(build, commands[-1]), None)
     for number, command in enumerate(commands[:-1]):
         # Two containers at once would only share the same line.
-        first = {**template["spec"]["containers"][0], "name": f"{names.MODEL}-{number}", "command": command}
+        first = copy.deepcopy(template["spec"]["containers"][0])
+        first |= {"name": f"{names.MODEL}-{number}", "command": command}
         template["spec"].setdefault("initContainers", []).append(first)
     return {
         "apiVersion": "batch/v1",

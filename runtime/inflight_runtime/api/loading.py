@@ -81,7 +81,7 @@ _JobLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     # Rare line breaks are escaped in double quotes only; in any other style they are folded away.
-    style = '"' if set(text) & set("\x85\u2028\u2029") else None
+    style = '"' if set(text) & set("\x85\u2028\u2029") else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from inflight_runtime.cli import app
@@ -259,6 +260,36 @@ def test_render_prints_the_config_of_every_process_with_overrides_in_it(job: dic
     wrong = invoke("render", "job.yaml", "--role", "trainr")
     assert wrong.exit_code == 2
     assert "--role: there is no such process (got trainr); choose one of coordinator, inference-0" in wrong.stderr
+
+
+def test_render_prints_the_objects_of_a_cluster_without_one(job: dict[str, Any]) -> None:
+    put("spec.model", {"source": "example-org/not-here"})(job)
+    put("spec.environment.configMap", "letters-code")(job)
+    write(job)
+    result = invoke("render", "job.yaml", "--kubernetes", "--set", "spec.trainer.maxRestarts=9")
+    assert result.exit_code == 0, result.stderr
+    objects = list(yaml.safe_load_all(result.stdout))
+    by_name = {(item["kind"], item["metadata"]["name"]): item for item in objects}
+    assert by_name["JobSet", "letters-t"]["spec"]["failurePolicy"]["maxRestarts"] == 9
+    assert ("Deployment", "letters-actor") in by_name
+    assert {item["metadata"]["namespace"] for item in objects} == {"default"}
+    wrong = invoke("render", "job.yaml", "--kubernetes", "--role", "trainer")
+    assert (wrong.exit_code, "--role: excludes --kubernetes" in wrong.stderr) == (2, True)
+    put("spec.actors", {"podTemplate": {"spec": {"containers": [{"image": "x"}]}}})(job)
+    write(job)
+    overlay = invoke("render", "job.yaml", "--kubernetes")
+    assert overlay.exit_code == 2
+    assert "podTemplate.spec.containers[0]: has no name" in overlay.stderr
+
+
+def test_render_for_a_cluster_names_a_setting_that_cannot_be(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(job)
+    monkeypatch.setenv("INFLIGHT_RUN_AS", "root")
+    result = invoke("render", "job.yaml", "--kubernetes")
+    assert result.exit_code == 2
+    assert "INFLIGHT_RUN_AS='root'" in result.stderr
 
 
 @pytest.mark.usefixtures("trusted_environment")

@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
 from inflight_operator.settings import Settings
 from inflight_runtime.api import RLTrainingJob, load_job
+from inflight_runtime.api.loading import dump_yaml
 from support.cluster_jobs import CODE, SETTINGS, children, make_job, on_nodes
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -37,29 +37,22 @@ JOBS: dict[str, tuple[RLTrainingJob, Settings]] = {
 }
 
 
-class _Dumper(yaml.SafeDumper):
-    """No aliases, and texts of several lines as blocks."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
 @pytest.mark.parametrize("name", JOBS)
 def test_the_children_of_a_job_are_those_committed(name: str) -> None:
     job, settings = JOBS[name]
     found = children(job, settings, code=CODE)
-    text = yaml.dump_all([child.manifest for child in found], Dumper=_Dumper, sort_keys=False, width=120)
+    text = "---\n".join(dump_yaml(child.manifest) for child in found)
     file = GOLDEN / f"{name}.yaml"
     if os.environ.get("INFLIGHT_WRITE_GOLDEN"):
         file.write_text(text)
     assert text == file.read_text(), "run the test with INFLIGHT_WRITE_GOLDEN=1 if the change is meant"
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_two_places_share_an_object(name: str) -> None:
+    job, settings = JOBS[name]
+    for child in children(job, settings, code=CODE):
+        assert "&id" not in dump_yaml(child.manifest), child.name
 
 
 @pytest.mark.parametrize("name", JOBS)
