@@ -26,5 +26,6 @@ def token_secret(build: Build) -> Manifest:
         "kind": "Secret",
         "metadata": build.metadata(names.token(build.name)),
         "type": "Opaque",
+        "immutable": True,
         "data": {TOKEN_KEY: base64.b64encode(build.facts.token.encode()).decode()},
     }

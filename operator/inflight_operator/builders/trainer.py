@@ -103,7 +103,8 @@ def _torchrun(build: Build) -> tuple[dict[str, Any], ...]:
     values = {
         "PET_NNODES": str(spec.nodes),
         "PET_NPROC_PER_NODE": str(spec.processes_per_node),
-        "PET_MASTER_ADDR": names.trainer_pod_host(build.name, 0),
+        # One node meets nobody, and need not wait until its own name is known.
+        "PET_MASTER_ADDR": names.trainer_pod_host(build.name, 0) if spec.nodes > 1 else "127.0.0.1",
         "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(WORKER_GRACE_S),
     }

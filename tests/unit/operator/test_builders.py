@@ -282,6 +282,7 @@ def test_no_secret_stands_in_a_config_map_an_environment_or_a_command() -> None:
         if child.kind != "Secret":
             assert FACTS.token not in json.dumps(child.manifest)
     secret = find(found, "Secret")
+    assert secret["immutable"] is True
     assert base64.b64decode(secret["data"]["token"]).decode() == FACTS.token
     for role in names.ROLES:
         template = workloads(found)[role]
@@ -414,6 +415,11 @@ def test_torchrun_meets_at_the_first_node() -> None:
     assert env["PET_NODE_RANK"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
     command = container_of(template_of(find(found, "JobSet")), "trainer")["command"]
     assert command[:5] == ["python", "-m", "torch.distributed.run", "--module", "inflight_runtime.trainer"]
+
+
+def test_a_trainer_of_one_node_needs_no_name() -> None:
+    env = environment(workloads(children(make_job()))["trainer"], "trainer")
+    assert (env["PET_NNODES"], env["PET_MASTER_ADDR"]) == ("1", "127.0.0.1")
 
 
 def test_a_failed_node_restarts_the_trainer_and_a_drain_costs_no_restart() -> None:
