@@ -44,7 +44,7 @@ class Facts:
         namespace: of the job.
         uid: of the job.
         token: bearer token of the run.
-        code: the environment's files, for a job that names a ConfigMap.
+        code: the environment's files, for a job that names a ConfigMap; of a running job those of its own copy.
         inference_replicas: servers to write where the spec leaves the number open.
         actor_replicas: actors, likewise.
         images: image of each role as the run was started with, which a running job keeps; empty at a start.
@@ -55,7 +55,7 @@ class Facts:
 
     namespace: str
     uid: str
-    token: str
+    token: str = field(repr=False)
     code: EnvironmentCode = field(default_factory=EnvironmentCode)
     inference_replicas: int = 1
     actor_replicas: int = 1

@@ -147,7 +147,12 @@ def role_mounts(build: Build, config_map: str, role: str) -> tuple[Mount, ...]:
 
 def role_command(role: str) -> list[str]:
     """How a role is started."""
-    return ["python", "-m", f"inflight_runtime.{role}", "--config", f"{CONFIG_DIR}/{role}.json"]
+    return ["python", "-m", f"inflight_runtime.{role}", "--config", config_file(role)]
+
+
+def config_file(role: str) -> str:
+    """Path of a role's config in its container."""
+    return f"{CONFIG_DIR}/{role}.json"
 
 
 def claim(name: str) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from inflight_operator.builders.pods import (
     Mount,
     Pod,
     claim,
+    config_file,
     pod_template,
     role_image,
     role_mounts,
 )
 from inflight_operator.builders.resources import threads_of
-from inflight_operator.builders.wiring import Wiring, config_file
+from inflight_operator.builders.wiring import Wiring
 
 JOBSET_API: Final = "jobset.x-k8s.io/v1alpha2"
 RENDEZVOUS_PORT: Final = 29_500

@@ -12,7 +12,6 @@ from inflight_operator.builders.build import Build, digest
 from inflight_operator.builders.pods import (
     CHECKPOINT_DIR,
     CODE_DIR,
-    CONFIG_DIR,
     DATA_DIR,
     FETCHED_DIR,
     MODEL_DIR,
@@ -182,8 +181,3 @@ def _at_start(build: Build) -> RLTrainingJob:
     inference = spec.inference.model_copy(update={"replicas": build.servers})
     actors = spec.actors.model_copy(update={"replicas": build.actors})
     return build.job.model_copy(update={"spec": spec.model_copy(update={"inference": inference, "actors": actors})})
-
-
-def config_file(role: str) -> str:
-    """Path of a role's config in its container."""
-    return f"{CONFIG_DIR}/{role}.json"

@@ -291,6 +291,10 @@ def test_no_secret_stands_in_a_config_map_an_environment_or_a_command() -> None:
     assert "token" not in volumes(workloads(found)["model"])
 
 
+def test_the_token_is_not_in_a_log_of_the_facts() -> None:
+    assert FACTS.token not in repr(FACTS)
+
+
 def test_every_role_is_started_with_its_own_config() -> None:
     found = children(make_job())
     config_map = next(child for child in found if child.role == names.CONFIG)
