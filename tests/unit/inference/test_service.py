@@ -143,6 +143,15 @@ async def test_an_update_runs_its_steps_in_order_and_is_then_what_is_served(
     assert (status.updates, status.groups, status.digest, status.running, status.waiting) == (1, ["t"], "d", 3, 2)
 
 
+async def test_a_server_is_ready_from_its_first_weights_until_it_breaks(service: UpdateService) -> None:
+    assert "no weight version yet" in service.why_not_ready()
+    await service.init_group(group())
+    await service.update(update())
+    assert service.why_not_ready() == ""
+    service.mark_broken("the engine has died")
+    assert "the engine has died" in service.why_not_ready()
+
+
 async def test_the_same_update_again_is_answered_at_once(service: UpdateService, port: FakePort) -> None:
     await service.init_group(group())
     first = await service.update(update())

@@ -1,7 +1,7 @@
 """The plugin that vLLM's API server loads: the contract's routes, the heartbeat, an orderly end.
 
 vLLM only logs a plugin that fails to load and starts without it, so readiness is asked of our own routes, never of
-/health: ``/readyz`` and ``/healthz`` say no more than whether, and need no token; ``/runtime/v1/status`` says all.
+/health: ``/readyz`` and ``/healthz`` tell whether, and need no token; ``/runtime/v1/status`` tells all.
 """
 
 from __future__ import annotations
