@@ -39,7 +39,7 @@ from streams import Stream, StreamFailedError, record_streams
 ASYNC, SYNC = 4, 0
 """``maxStaleness`` of the two sides."""
 STREAM_TOKENS = 700
-DEMO_STREAMS, LONE_STREAMS = 4, 8
+DEMO_STREAMS, LONE_STREAMS = 4, 2
 """Generations in flight on each server: beside the demo, whose servers are full without them, and by themselves."""
 MEMORY_EVERY_S = 5.0
 FEWEST_STEPS = 6
