@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from inflight_runtime.api import JobError
 from inflight_runtime.config import roles
@@ -46,7 +46,7 @@ def complete(config: roles.RoleT, environ: Mapping[str, str]) -> roles.RoleT:
         changes = {"actor_id": _expand(config.actor_id, environ), "model": _model(config.model)}
     elif isinstance(config, roles.TrainerConfig):
         changes = _trainer(config, environ)
-    return cast("roles.RoleT", config.model_copy(update=changes)) if changes else config
+    return config.model_copy(update=changes) if changes else config
 
 
 def _server(config: roles.InferenceConfig, environ: Mapping[str, str]) -> dict[str, Any]:
