@@ -18,7 +18,8 @@ SESSION_MARK = "INFLIGHT_TEST_SESSION"
 """Inherited by every process that a test starts, so that one whose parent has died is found as well."""
 GRACE_SECONDS = 5.0
 
-os.environ[SESSION_MARK] = uuid.uuid4().hex
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers and what they start carry the mark of the whole session
+    os.environ[SESSION_MARK] = uuid.uuid4().hex
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -45,6 +46,8 @@ def _describe(process: psutil.Process) -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the processes that tests left behind, name them and fail the session."""
+    if hasattr(session.config, "workerinput"):
+        return  # one of several workers: the session that started them looks when they have ended
     deadline = time.monotonic() + GRACE_SECONDS
     while left := [process for process in psutil.process_iter() if _is_ours(process)]:
         if time.monotonic() > deadline:
