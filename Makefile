@@ -41,7 +41,7 @@ typecheck: bootstrap ## mypy, strict
 	@$(PYTHON) -m mypy
 
 test-unit: bootstrap ## Fast tests, no server
-	@$(PYTHON) -m pytest tests/unit $(PYTEST)
+	@$(PYTHON) -m pytest tests/unit -n 2 $(PYTEST)
 
 test-integration: bootstrap ## Tests with real processes
 	@$(PYTHON) -m pytest tests/integration $(PYTEST)
