@@ -1,0 +1,51 @@
+"""One control plane for the whole session, a namespace for each test, and clients of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+
+from control_plane.cluster import Cluster, running_cluster
+from control_plane.cluster.client import connect
+
+HERE = Path(__file__).parent
+TEST_DEADLINE_S = 120
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test has its own time limit, without its fixtures: the first may have to build, with deadlines of its own."""
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_DEADLINE_S, func_only=True))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The control plane; nothing of it is left after the session."""
+    with running_cluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def admin(cluster: Cluster) -> Iterator[client.ApiClient]:
+    """A client that may do everything."""
+    with connect(cluster.kubeconfig) as connected:
+        yield connected
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A fresh namespace."""
+    with cluster.namespace() as name:
+        yield name
+
+
+@pytest.fixture
+def kubeconfig_for(cluster: Cluster, namespace: str) -> Iterator[Callable[[Path], Path]]:
+    """Makes a kubeconfig that may do exactly what the ClusterRole in a file says."""
+    with contextlib.ExitStack() as accounts:
+        yield lambda role_file: accounts.enter_context(cluster.service_account(role_file, namespace))
