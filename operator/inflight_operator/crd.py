@@ -91,7 +91,7 @@ def _schema() -> Schema:
     # The API server owns these three; of the metadata a schema may say nothing but how a name looks.
     properties["apiVersion"] = {"type": "string"}
     properties["kind"] = {"type": "string"}
-    properties["metadata"] = {"type": "object"}
+    properties["metadata"] = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}}
     properties["status"].pop("nullable", None)
     conditions = properties["status"]["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}

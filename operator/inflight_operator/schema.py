@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from inflight_runtime.api.base import QUANTITY_PATTERN
 from inflight_runtime.api.errors import inner_model
 
 Schema = dict[str, Any]
@@ -48,7 +49,9 @@ def _object(model: type[BaseModel], node: Schema, definitions: Schema) -> Schema
         name = field.alias or ""
         part = _field(field, node["properties"][name], definitions)
         if (default := _default(field)) is not PydanticUndefined:
-            part["default"] = default
+            # Spelt out: the API server checks rules on a default before it fills in the defaults inside.
+            nested = part.get("properties", {})
+            part["default"] = {key: inner["default"] for key, inner in nested.items() if "default" in inner} or default
         properties[name] = part
     schema: Schema = {"type": "object", **_description(node), "properties": properties}
     if required := node.get("required"):
@@ -83,7 +86,7 @@ def _value(node: Schema, definitions: Schema) -> Schema:
     variants = [part for part in node.get("anyOf", ()) if part.get("type") != "null"]
     if {part.get("type") for part in variants} == {"integer", "string"}:
         # A Kubernetes quantity.
-        return {**description, "x-kubernetes-int-or-string": True}
+        return {**description, "x-kubernetes-int-or-string": True, "pattern": QUANTITY_PATTERN}
     if variants:
         (only,) = variants
         schema = _value(only, definitions)
@@ -121,5 +124,4 @@ def _default(field: FieldInfo) -> Any:
     value = field.get_default(call_default_factory=True)
     if value is None or value is PydanticUndefined:
         return PydanticUndefined
-    # An empty object is filled by its own fields' defaults.
     return {} if isinstance(value, BaseModel) else value

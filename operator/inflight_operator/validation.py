@@ -67,13 +67,13 @@ class Rule:
 
 
 def given(path: str) -> str:
-    """CEL: an optional field is there and not null."""
-    return f"(has({path}) && {path} != null)"
+    """CEL: an optional field is there and not null (``dyn``: a number compares with null in no other way)."""
+    return f"(has({path}) && dyn({path}) != null)"
 
 
 def absent(path: str) -> str:
     """CEL: an optional field is not there, or null."""
-    return f"(!has({path}) || {path} == null)"
+    return f"(!has({path}) || dyn({path}) == null)"
 
 
 def _path_like(path: str) -> str:
@@ -170,28 +170,23 @@ def _whole_spec() -> list[Rule]:
         Rule(
             "spec",
             f"{absent(budget)} || {budget} >= {least}",
-            "cannot hold one group (or one attempt of a long group) and its prompt; raise it, or leave it out",
-            f"'cannot hold ' + string({least}) + ' tokens of one group or attempt and the prompt; raise it to that "
-            "and the length of your prompts, lower spec.sampling.maxTokens or spec.algorithm.groupSize, or leave it "
-            "out'",
-            ".trainer.microBatchTokens",
+            "cannot hold one group (or one attempt of a long group) and its prompt; raise it to groupSize x maxTokens "
+            "and the length of your prompts, lower these, or leave it out",
+            field=".trainer.microBatchTokens",
         ),
         Rule(
             "spec",
             f"{absent('self.inference.replicas')} || self.inference.replicas <= 1 || "
             "self.inference.maxConcurrent >= self.algorithm.groupSize",
             "groups are given out whole, and no server could hold one; set it to spec.algorithm.groupSize or more",
-            "'groups are given out whole, and no server could hold one of ' + string(self.algorithm.groupSize) + "
-            "' attempts; set it to that or more, or lower spec.algorithm.groupSize'",
-            ".inference.maxConcurrent",
+            field=".inference.maxConcurrent",
         ),
         Rule(
             "spec",
             "self.weightSync.intervalSteps <= self.algorithm.maxStaleness + 1",
-            "makes tokens older than spec.algorithm.maxStaleness; lower it, or raise maxStaleness",
-            "'makes tokens up to ' + string(self.weightSync.intervalSteps - 1) + ' steps old; set it to ' + "
-            "string(self.algorithm.maxStaleness + 1) + ' or less, or raise spec.algorithm.maxStaleness'",
-            ".weightSync.intervalSteps",
+            "makes tokens older than spec.algorithm.maxStaleness; set it to maxStaleness + 1 or less, or raise "
+            "maxStaleness",
+            field=".weightSync.intervalSteps",
         ),
         Rule(
             "spec",

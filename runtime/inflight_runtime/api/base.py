@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 MAX_DEPTH: Final = 32
 """Deepest nesting of a free-form field (``environment.args``, ``podTemplate``, ...)."""
-_QUANTITY: Final = r"^[+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[munkMGTPE]|[eE][+-]?[0-9]+)?$"
+QUANTITY_PATTERN: Final = r"^[+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[munkMGTPE]|[eE][+-]?[0-9]+)?$"
 
 
 class ApiModel(BaseModel):
@@ -87,7 +87,7 @@ def _quantity(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
     text = str(value)
-    if re.match(_QUANTITY, text) is None:
+    if re.match(QUANTITY_PATTERN, text) is None:
         raise refusal(
             f"is not a Kubernetes quantity ({text!r})", 'write a number with an optional unit, for instance "16Gi"'
         )

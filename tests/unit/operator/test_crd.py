@@ -72,7 +72,7 @@ def test_every_field_is_explained(schema: dict[str, Any]) -> None:
 
 def test_defaults_are_those_of_the_models_and_replicas_have_none(schema: dict[str, Any]) -> None:
     assert at(schema, ".spec.algorithm.groupSize")["default"] == 8
-    assert at(schema, ".spec.sampling")["default"] == {}
+    assert at(schema, ".spec.sampling")["default"] == {"temperature": 1.0, "maxTokens": 8192, "stop": []}
     assert at(schema, ".spec.trainer.optimizer.betas")["default"] == [0.9, 0.95]
     for role in ("inference", "actors"):
         assert "default" not in at(schema, f".spec.{role}.replicas")
