@@ -38,7 +38,10 @@ class _JobDumper(yaml.SafeDumper):
     """Quotes every text that kubectl, or a reader of YAML 1.1, would take for something else."""
 
 
+_JobLoader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 for _yaml in (_JobLoader, _JobDumper):
+    # To kubectl a bare n is false.
+    _yaml.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^[yYnN]$"), list("yYnN"))
     _yaml.add_implicit_resolver(
         "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9]*|0x[0-9a-fA-F]+|0o[0-7]+)$"), list("-+0123456789")
     )

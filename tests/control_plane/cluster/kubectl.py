@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from inflight_runtime.api.loading import dump_yaml
 
 from .errors import ClusterError
 
@@ -72,7 +72,7 @@ class Kubectl:
 
     def create(self, documents: Iterable[Mapping[str, Any]], *arguments: str) -> str:
         """``kubectl create -f -`` of these objects."""
-        return self("create", *arguments, "-f", "-", stdin=yaml.safe_dump_all(documents, sort_keys=False))
+        return self("create", *arguments, "-f", "-", stdin="---\n".join(map(dump_yaml, documents)))
 
     def acting_as(self, kubeconfig: Path) -> Kubectl:
         """The same program with another kubeconfig."""

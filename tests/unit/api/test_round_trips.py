@@ -94,7 +94,11 @@ BASE = {
 }
 
 
-texts = st.text(max_size=12) | st.from_regex(r"[-+]?[0-9.:_]*(0[xob])?[0-9a-f]*([eE][-+]?[0-9]+)?", fullmatch=True)
+texts = (
+    st.text(max_size=12)
+    | st.sampled_from("yYnN")
+    | st.from_regex(r"[-+]?[0-9.:_]*(0[xob])?[0-9a-f]*([eE][-+]?[0-9]+)?", fullmatch=True)
+)
 plain = st.recursive(
     texts | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
