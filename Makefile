@@ -8,7 +8,8 @@ RUN ?=
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration bench lock fmt clean
+.PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration test-control-plane \
+        control-plane bench lock fmt clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -45,6 +46,13 @@ test-unit: bootstrap ## Fast tests, no server
 
 test-integration: bootstrap ## Tests with real processes
 	@$(PYTHON) -m pytest tests/integration $(PYTEST)
+
+test-control-plane: bootstrap ## Tests against a real Kubernetes API server (compiles it the first time: five minutes, needs Go)
+	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only
+	@$(PYTHON) -m pytest tests/control_plane $(PYTEST)
+
+control-plane: bootstrap ## Leave a Kubernetes control plane with JobSet and fake nodes up, until Ctrl-C
+	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster
 
 bench: bootstrap ## Measure real runs, about six minutes; prints one JSON (BENCH=--quick: two minutes)
 	@$(PYTHON) benchmarks/run.py $(BENCH)
