@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from inflight_operator.schema import MAX_MAP_ENTRIES, Schema, structural_schema
 from inflight_operator.validation import MAX_CONTAINERS, MAX_ENV, ROLES, add_rules
 from inflight_runtime.api import API_VERSION, KIND, RLTrainingJob
+from inflight_runtime.api.loading import dump_yaml
 
 GROUP, VERSION = API_VERSION.split("/")
 PLURAL: Final = "rltrainingjobs"
@@ -82,7 +81,7 @@ def build_crd() -> dict[str, Any]:
 
 def render_crd() -> str:
     """The file's text."""
-    return HEADER + yaml.safe_dump(build_crd(), sort_keys=False, width=120, allow_unicode=True)
+    return HEADER + dump_yaml(build_crd())
 
 
 def _schema() -> Schema:

@@ -7,7 +7,6 @@ names in a free-form map) is refused by the operator with the condition ``Valida
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -302,13 +301,13 @@ def all_rules() -> list[Rule]:
     return [name, *_model(), *_algorithm(), *_whole_spec(), *_roles(), *_reserved()]
 
 
-def add_rules(schema: dict[str, Any], rules: Sequence[Rule] | None = None) -> dict[str, Any]:
+def add_rules(schema: dict[str, Any]) -> dict[str, Any]:
     """Put the rules where they belong in the root schema; the schema is changed and returned.
 
     Raises:
         KeyError: a rule's path is not in the schema.
     """
-    for rule in [*all_rules(), *mutability_rules(schema)] if rules is None else rules:
+    for rule in [*all_rules(), *mutability_rules(schema)]:
         node = schema
         for part in filter(None, rule.at.split(".")):
             node = node["properties"][part.removesuffix("[]")]
