@@ -36,6 +36,7 @@ COLUMNS: Final[tuple[tuple[str, str, str, str, int], ...]] = (
     ("Restarts", "integer", ".status.restarts", "Restarts of the trainer", 0),
     ("Age", "date", ".metadata.creationTimestamp", "", 0),
     ("Steps", "integer", ".spec.algorithm.steps", "Optimizer steps of the whole run", 1),
+    ("GPUs", "integer", ".status.gpus", "GPUs that all roles ask for together", 1),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is ready or not", 1),
 )
 """Name, type, path, description, priority (1: ``-o wide`` only)."""

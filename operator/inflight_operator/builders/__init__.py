@@ -16,7 +16,6 @@ from inflight_operator.builders import (
     trainer,
 )
 from inflight_operator.builders.build import BUILDER_REVISION, Build, Child, EnvironmentCode, Facts, Manifest, finished
-from inflight_operator.builders.config_maps import rendered_concurrency
 from inflight_operator.builders.wiring import COORDINATOR_PORT, wire
 from inflight_operator.settings import Settings
 from inflight_runtime.api import RLTrainingJob
@@ -29,7 +28,6 @@ __all__ = [
     "Facts",
     "Manifest",
     "build_children",
-    "rendered_concurrency",
     "resolved_images",
 ]
 

@@ -42,7 +42,7 @@ def deployment(build: Build, wiring: Wiring) -> Manifest:
         "kind": "Deployment",
         "metadata": build.metadata(names.actor(build.name), names.ACTOR),
         "spec": {
-            "replicas": build.replicas(build.actors),
+            "replicas": build.actors,
             "selector": {"matchLabels": names.selector(build.name, names.ACTOR)},
             "template": pod_template(build, pod, spec),
         },

@@ -14,7 +14,7 @@ from inflight_runtime.api import API_VERSION, KIND, RLTrainingJob
 
 Manifest = dict[str, Any]
 
-BUILDER_REVISION: Final = "1"
+BUILDER_REVISION: Final = "2"
 """Raised whenever a builder makes something else of the same job; running jobs keep what they were started with."""
 DIGEST_LENGTH: Final = 10
 CONTENT: Final = frozenset({"Secret"})
@@ -48,9 +48,9 @@ class Facts:
         inference_replicas: servers to write where the spec leaves the number open.
         actor_replicas: actors, likewise.
         images: image of each role as the run was started with, which a running job keeps; empty at a start.
-        actor_concurrency: of the running job's actors (:func:`.config_maps.rendered_concurrency`): it follows from the
-            replicas at the start, and scaling must not change what the pods were made from. ``None`` at a start.
-        running: false for a suspended job: all replicas 0 and the JobSet suspended.
+        servers_at_start: servers that the run was started with: the role configs follow from them, and scaling must
+            not change what the pods were made from. ``None`` at a start.
+        actors_at_start: actors, likewise.
     """
 
     namespace: str
@@ -60,8 +60,8 @@ class Facts:
     inference_replicas: int = 1
     actor_replicas: int = 1
     images: Mapping[str, str] = field(default_factory=dict)
-    actor_concurrency: int | None = None
-    running: bool = True
+    servers_at_start: int | None = None
+    actors_at_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +79,15 @@ class Build:
 
     @property
     def servers(self) -> int:
-        """Inference servers of the job while it runs."""
+        """Inference servers wanted."""
         given = self.job.spec.inference.replicas
         return self.facts.inference_replicas if given is None else given
 
     @property
     def actors(self) -> int:
-        """Actors of the job while it runs."""
+        """Actors wanted."""
         given = self.job.spec.actors.replicas
         return self.facts.actor_replicas if given is None else given
-
-    def replicas(self, wanted: int) -> int:
-        """A role's replicas: as wanted, none while the job is suspended."""
-        return wanted if self.facts.running else 0
 
     def metadata(self, name: str, role: str = "", *, owned: bool = True) -> dict[str, Any]:
         """Metadata of a child.

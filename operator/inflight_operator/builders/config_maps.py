@@ -6,8 +6,6 @@ another spec gets new ones, and its pods name exactly the one they were made for
 
 from __future__ import annotations
 
-import json
-
 from inflight_operator import names
 from inflight_operator.builders.build import Build, Manifest
 from inflight_operator.builders.wiring import Wiring, code_digest
@@ -22,15 +20,6 @@ def role_configs(build: Build, wiring: Wiring) -> Manifest:
         "immutable": True,
         "data": wiring.configs,
     }
-
-
-def rendered_concurrency(config_map: Manifest) -> int:
-    """Groups in flight of an actor in a ConfigMap that :func:`role_configs` made.
-
-    Raises:
-        KeyError, ValueError: it is no such ConfigMap.
-    """
-    return int(json.loads(config_map["data"][f"{names.ACTOR}.json"])["concurrency"])
 
 
 def environment_code(build: Build) -> Manifest:

@@ -47,7 +47,7 @@ def stateful_set(build: Build, wiring: Wiring) -> Manifest:
         "kind": "StatefulSet",
         "metadata": build.metadata(names.coordinator(build.name), names.COORDINATOR),
         "spec": {
-            "replicas": build.replicas(1),
+            "replicas": 1,
             "serviceName": names.coordinator(build.name),
             "selector": {"matchLabels": names.selector(build.name, names.COORDINATOR)},
             "template": pod_template(build, pod, spec),

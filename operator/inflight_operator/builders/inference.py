@@ -43,7 +43,7 @@ def stateful_set(build: Build, wiring: Wiring) -> Manifest:
         "kind": "StatefulSet",
         "metadata": build.metadata(names.inference(build.name), names.INFERENCE),
         "spec": {
-            "replicas": build.replicas(build.servers),
+            "replicas": build.servers,
             "serviceName": names.inference_pods(build.name),
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": names.selector(build.name, names.INFERENCE)},

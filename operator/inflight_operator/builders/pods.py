@@ -186,6 +186,8 @@ def _pod_spec(build: Build, pod: Pod) -> dict[str, Any]:
         "env": [*_environment(pod), *pod.environment],
         "resources": pod.resources,
         "securityContext": container_security(),
+        # What a failed process said last becomes the reason in the job's status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [_volume_mount(mount) for mount in mounts],
     }
     if pod.ports:

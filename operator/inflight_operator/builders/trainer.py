@@ -54,7 +54,7 @@ def job_set(build: Build, wiring: Wiring) -> Manifest:
         "kind": "JobSet",
         "metadata": build.metadata(names.trainer(build.name), names.TRAINER),
         "spec": {
-            "suspend": not build.facts.running,
+            "suspend": False,
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {
                 "maxRestarts": build.job.spec.trainer.max_restarts,

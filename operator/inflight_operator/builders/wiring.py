@@ -96,8 +96,6 @@ def wire(build: Build) -> Wiring:
         names.ACTOR: run.actors[0],
         names.TRAINER: run.trainer,
     }
-    if build.facts.actor_concurrency is not None:
-        rendered[names.ACTOR] = run.actors[0].model_copy(update={"concurrency": build.facts.actor_concurrency})
     configs = {f"{role}.json": config.model_dump_json(indent=2) + "\n" for role, config in rendered.items()}
     return Wiring(model, code, names.config(build.name, digest(configs)), configs, inference, trainer)
 
@@ -176,8 +174,10 @@ def pod_addresses(build: Build, model: ModelPlace, code: tuple[Mount, ...]) -> A
 
 
 def _at_start(build: Build) -> RLTrainingJob:
-    """The job with the replicas that are written where its spec leaves them open; the rendering counts on them."""
-    spec = build.job.spec
-    inference = spec.inference.model_copy(update={"replicas": build.servers})
-    actors = spec.actors.model_copy(update={"replicas": build.actors})
+    """The job with the replicas that it was started with; the rendering counts on them."""
+    spec, facts = build.job.spec, build.facts
+    servers = build.servers if facts.servers_at_start is None else facts.servers_at_start
+    actors_ = build.actors if facts.actors_at_start is None else facts.actors_at_start
+    inference = spec.inference.model_copy(update={"replicas": servers})
+    actors = spec.actors.model_copy(update={"replicas": actors_})
     return build.job.model_copy(update={"spec": spec.model_copy(update={"inference": inference, "actors": actors})})

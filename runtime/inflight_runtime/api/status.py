@@ -18,8 +18,8 @@ class Condition(StatusModel):
     """One condition, in the form all Kubernetes resources use."""
 
     type: str = Field(min_length=1, max_length=316)
-    """`Validated`, `InferenceReady`, `ActorsReady`, `TrainerRunning`, `Suspended`, `Complete`, `Failed`, `Ready`,
-    `Reconciling` or `Stalled`."""
+    """`Validated`, `ResourcesCreated`, `CoordinatorReachable`, `InferenceReady`, `ActorsReady`, `TrainerRunning`,
+    `Suspended`, `Complete`, `Failed`, `Ready`, `Reconciling` or `Stalled`."""
     status: ConditionStatus
     """Whether it holds."""
     reason: str = Field(min_length=1, max_length=1024)
@@ -48,6 +48,8 @@ class ScalableRoleStatus(RoleStatus):
     """Label selector of its pods, for the scale subresource."""
     replicas_before_suspend: int | None = Field(default=None, ge=0)
     """The count to go back to at resume when the spec names none."""
+    replicas_at_start: int | None = Field(default=None, ge=0)
+    """The count at the last start or resume, which the pods' configuration was made for."""
 
 
 class PolicyVersion(StatusModel):
@@ -111,9 +113,19 @@ class JobStatus(StatusModel):
     trainer: RoleStatus = Field(default_factory=RoleStatus)
     """The trainer's nodes."""
     restarts: int = Field(default=0, ge=0)
-    """Restarts of the trainer."""
+    """Restarts of the trainer since the last start or resume."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs that all roles ask for together."""
+    starts: int = Field(default=0, ge=0)
+    """Starts and resumes so far. Every child carries the number of the start that it was last written for."""
     start_time: str = ""
     """When the job first started (RFC 3339)."""
+    active_since: str = ""
+    """Since when the job has been active without a break (RFC 3339); empty while it is suspended or over."""
+    active_seconds: int = Field(default=0, ge=0)
+    """Seconds the job was active before that; `lifecycle.activeDeadlineSeconds` counts both."""
+    suspending_since: str = ""
+    """When the suspend under way began, from which its deadlines count (RFC 3339)."""
     completion_time: str = ""
     """When it succeeded or failed (RFC 3339)."""
     progress: Progress | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from inflight_operator import names
-from inflight_operator.builders import Child, Facts, build_children, rendered_concurrency, resolved_images
+from inflight_operator.builders import Child, Facts, build_children, resolved_images
 from inflight_operator.builders.build import desired_hash
 from inflight_operator.merge import MergeError
 from inflight_runtime.config import roles
@@ -126,7 +126,7 @@ def hashes(found: list[Child]) -> dict[tuple[str, str], str]:
 
 @pytest.mark.parametrize(
     "facts",
-    [{"running": False}, {"inference_replicas": 5, "actor_concurrency": 8}, {"token": "another"}],
+    [{"inference_replicas": 5, "servers_at_start": 1}, {"token": "another"}],
 )
 def test_what_changes_at_run_time_is_not_in_the_hash(facts: dict[str, Any]) -> None:
     assert hashes(children(make_job(), **facts)) == hashes(children(make_job()))
@@ -141,9 +141,8 @@ def test_what_a_pod_is_made_from_is_in_the_hash() -> None:
 
 def test_scaling_a_running_job_changes_nothing_but_replicas() -> None:
     started = children(make_job(inference={"replicas": 1}, actors={"replicas": 1}))
-    config_map = next(child.manifest for child in started if child.role == names.CONFIG)
-    concurrency = rendered_concurrency(config_map)
-    scaled = children(make_job(inference={"replicas": 4}, actors={"replicas": 2}), actor_concurrency=concurrency)
+    scaled_job = make_job(inference={"replicas": 4}, actors={"replicas": 2})
+    scaled = children(scaled_job, servers_at_start=1, actors_at_start=1)
     assert hashes(scaled) == hashes(started)
     assert find(scaled, "StatefulSet", "letters-inference")["spec"]["replicas"] == 4
     assert find(scaled, "Deployment")["spec"]["replicas"] == 2
@@ -176,14 +175,6 @@ def test_replicas_that_the_spec_gives_are_ours_and_others_are_written_once() -> 
     assert not left["actor"].replicas_are_ours
     assert left["inference"].manifest["spec"]["replicas"] == 6
     assert left["actor"].manifest["spec"]["replicas"] == 1
-
-
-def test_a_suspended_job_has_no_replica_and_a_suspended_trainer() -> None:
-    found = children(make_job(inference={"replicas": 3}), running=False)
-    replicas = {c.name: c.manifest["spec"]["replicas"] for c in found if c.kind in ("StatefulSet", "Deployment")}
-    assert replicas == {"letters-coordinator": 0, "letters-inference": 0, "letters-actor": 0}
-    assert find(found, "JobSet")["spec"]["suspend"] is True
-    assert find(children(make_job()), "JobSet")["spec"]["suspend"] is False
 
 
 def test_actors_keep_as_many_servers_full_as_are_written() -> None:
@@ -440,7 +431,8 @@ def test_a_failed_node_restarts_the_trainer_and_a_drain_costs_no_restart() -> No
 
 
 def test_volatile_things_are_not_in_the_trainers_template() -> None:
-    one, many = children(make_job()), children(make_job(), inference_replicas=9, actor_replicas=3, actor_concurrency=8)
+    at_start = {"servers_at_start": 1, "actors_at_start": 1}
+    one, many = children(make_job()), children(make_job(), inference_replicas=9, actor_replicas=3, **at_start)
     assert find(one, "JobSet") == find(many, "JobSet")
 
 

@@ -139,12 +139,12 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=60)
-@given(job_names, jobs(), st.booleans(), st.integers(1, 1000))
+@given(job_names, jobs(), st.integers(1, 1000))
 def test_any_valid_job_builds_children_with_valid_names_and_labels(
-    name: str, sections: dict[str, Any], running: bool, nodes: int
+    name: str, sections: dict[str, Any], nodes: int
 ) -> None:
     # A group must fit into one server where there are several.
     job = make_job(name, **{**sections, "algorithm": {"steps": 1, "groupSize": 2}})
-    found = children(on_nodes(job, nodes), GUARDED, code=CODE, running=running)
+    found = children(on_nodes(job, nodes), GUARDED, code=CODE)
     check(found)
     assert {child.role for child in found} >= set(names.ROLES)
