@@ -44,8 +44,8 @@ typecheck: bootstrap ## mypy, strict
 test-unit: bootstrap ## Fast tests, no server
 	@$(PYTHON) -m pytest tests/unit -n 2 $(PYTEST)
 
-test-integration: bootstrap ## Tests with real processes
-	@$(PYTHON) -m pytest tests/integration $(PYTEST)
+test-integration: bootstrap ## Tests with real processes, one file at a time on each of two workers
+	@$(PYTHON) -m pytest tests/integration -n 2 --dist loadfile $(PYTEST)
 
 test-control-plane: bootstrap ## Tests against a real Kubernetes API server (compiles it the first time: five minutes, needs Go)
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only
