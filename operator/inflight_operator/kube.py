@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
 import aiohttp
@@ -24,6 +24,20 @@ CALL_DEADLINE_S: Final = 20.0
 LIST_PAGE: Final = 500
 APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 MERGE: Final = "application/merge-patch+json"
+JSON: Final = "application/json"
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+
+class Snapshot(NamedTuple):
+    """Objects as they were at one moment.
+
+    Attributes:
+        items: the objects.
+        version: resource version of the list.
+    """
+
+    items: list[Manifest]
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,21 +167,30 @@ class Kube:
             selector: label selector.
             fields: field selector.
         """
+        return (await self.snapshot(kind, namespace, selector, fields)).items
+
+    async def snapshot(
+        self, kind: str, namespace: str, selector: str = "", fields: str = "", *, metadata_only: bool = False
+    ) -> Snapshot:
+        """Like :meth:`list`, with the resource version of the whole; ``metadata_only`` leaves all else out."""
         found: list[Manifest] = []
         query = {"limit": str(LIST_PAGE)}
         query |= {"labelSelector": selector} if selector else {}
         query |= {"fieldSelector": fields} if fields else {}
         while True:
-            page = await self._call("GET", KINDS[kind].path(namespace), query)
+            accept = METADATA_ONLY if metadata_only else JSON
+            page = await self._call("GET", KINDS[kind].path(namespace), query, accept=accept)
             found += page.get("items") or []
-            if not (token := page.get("metadata", {}).get("continue")):
-                return found
+            metadata = page.get("metadata", {})
+            if not (token := metadata.get("continue")):
+                return Snapshot(found, str(metadata.get("resourceVersion", "")))
             query["continue"] = token
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Make an object. One that is there already is left alone (:attr:`KubeError.exists`)."""
         kind, namespace, _ = _address(manifest)
-        return await self._call("POST", kind.path(namespace), {"fieldManager": FIELD_MANAGER}, manifest)
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        return await self._call("POST", kind.path(namespace), query, manifest)
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest:
         """Apply an object on the server, as the owner of the fields in it.
@@ -178,15 +201,15 @@ class Kube:
         """
         kind, namespace, name = _address(manifest)
         guarded = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        return await self._call("PATCH", kind.path(namespace, name), query, guarded, APPLY)
+        query = {"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict"}
+        return await self._call("PATCH", kind.path(namespace, name), query, guarded, content_type=APPLY)
 
     async def patch(
         self, kind: str, namespace: str, name: str, patch: Mapping[str, Any], subresource: str = ""
     ) -> Manifest:
         """Merge ``patch`` into an object or one of its subresources (``status``, ``scale``)."""
         path = KINDS[kind].path(namespace, name, subresource)
-        return await self._call("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, MERGE)
+        return await self._call("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, content_type=MERGE)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
         """Delete an object and what it owns; one that has gone is no error.
@@ -212,9 +235,11 @@ class Kube:
         path: str,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        *,
+        content_type: str = JSON,
+        accept: str = JSON,
     ) -> Manifest:
-        headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
+        headers = {"Accept": accept, **({"Content-Type": content_type} if body is not None else {})}
         try:
             async with asyncio.timeout(self._deadline_s):
                 request = await self._api.param_serialize(

@@ -31,6 +31,18 @@ class Settings(BaseModel):
 
     namespace: str = ""
     """The one namespace to work in; empty for all of them."""
+    lease_namespace: str = ""
+    """Namespace of the Lease that decides which of several operators acts; empty for an operator that is alone."""
+    workers: int = Field(default=8, ge=1, le=100)
+    """Jobs worked on at once."""
+    http_host: str = "0.0.0.0"  # noqa: S104  the pod's own network
+    """Address that probes and metrics are served on."""
+    http_port: int = Field(default=8080, ge=0, le=65_535)
+    """Its port; 0 for any free one."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least level that is logged."""
+    log_format: Literal["json", "text"] = "json"
+    """How lines are written."""
     registry: str = ""
     """Registry and path put in front of the default images, for instance of a mirror."""
     coordinator_image: str = ""

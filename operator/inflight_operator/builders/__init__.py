@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inflight_operator import names
 from inflight_operator.builders import (
     actors,
@@ -16,6 +18,7 @@ from inflight_operator.builders import (
     trainer,
 )
 from inflight_operator.builders.build import BUILDER_REVISION, Build, Child, EnvironmentCode, Facts, Manifest, finished
+from inflight_operator.builders.resources import is_accelerator
 from inflight_operator.builders.wiring import COORDINATOR_PORT, wire
 from inflight_operator.settings import Settings
 from inflight_runtime.api import RLTrainingJob
@@ -28,6 +31,7 @@ __all__ = [
     "Facts",
     "Manifest",
     "build_children",
+    "requested_gpus",
     "resolved_images",
 ]
 
@@ -79,6 +83,26 @@ def resolved_images(children: list[Child]) -> dict[str, str]:
             if container["name"] == child.role:
                 images[child.role] = container["image"]
     return images
+
+
+def requested_gpus(children: Sequence[Child]) -> int:
+    """GPUs that all pods of all roles ask for together."""
+    total = 0
+    for child in children:
+        spec, pods = child.manifest.get("spec", {}), child.manifest.get("spec", {}).get("replicas", 1)
+        if child.kind == "JobSet":
+            spec = spec["replicatedJobs"][0]["template"]["spec"]
+            pods = spec["completions"]
+        for container in spec.get("template", {}).get("spec", {}).get("containers", []):
+            limits = container.get("resources", {}).get("limits", {})
+            total += sum(
+                pods * int(amount) for name, amount in limits.items() if is_accelerator(name) and _whole(amount)
+            )
+    return total
+
+
+def _whole(amount: object) -> bool:
+    return str(amount).isdecimal()
 
 
 def _role(manifest: Manifest) -> str:

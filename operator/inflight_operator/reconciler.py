@@ -1,0 +1,453 @@
+"""Brings one job to what its spec wants: observe, plan, apply, status. Everything here may be cut off at any point.
+
+Every decision rests on the job's spec and status and on its children, never on what this process remembers; what is
+remembered only spares calls.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from inflight_operator import names
+from inflight_operator.apply import Applied, Applier
+from inflight_operator.builders import (
+    BUILDER_REVISION,
+    COORDINATOR_PORT,
+    Child,
+    EnvironmentCode,
+    Facts,
+    Manifest,
+    build_children,
+    requested_gpus,
+    resolved_images,
+)
+from inflight_operator.children import Owner, belongs_to, start_of
+from inflight_operator.diagnosis import failed_pod, pods_left
+from inflight_operator.events import EventWriter
+from inflight_operator.kube import Kube, KubeError
+from inflight_operator.lifecycle import Cause, Plan, World, plan, pods_matter
+from inflight_operator.looks import Looks
+from inflight_operator.merge import MergeError
+from inflight_operator.observed import counts_of, grace_of, restarts_of, role_of, trainer_of
+from inflight_operator.progress import ProgressReader
+from inflight_operator.refusals import Refusal, refusal_of, shortened
+from inflight_operator.settings import Settings
+from inflight_operator.status import Found, begun, left, merge_patch, new_status, wire
+from inflight_operator.store import Address, Store
+from inflight_operator.tokens import Tokens
+from inflight_runtime.api import API_VERSION, KIND, JobError, RLTrainingJob, validate_job
+from inflight_runtime.api.status import Endpoints, JobStatus
+
+logger = logging.getLogger(__name__)
+
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+KEPT_FOR_GOOD: Final = frozenset({"PersistentVolumeClaim"})
+"""What the TTL leaves: data goes only with the job, or never."""
+CHECK_EVERY_S: Final = 300.0
+"""Running jobs are looked at this often without any event: Secrets are not watched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One job, as it was observed.
+
+    Attributes:
+        key: ``namespace/name``.
+        raw: the object.
+        job: its spec, checked.
+        status: its status.
+        before: its status when the reconcile began.
+        children: its children and the trainer's Jobs.
+    """
+
+    key: str
+    raw: Manifest
+    job: RLTrainingJob
+    status: JobStatus
+    before: JobStatus
+    children: dict[Address, Manifest]
+
+    @property
+    def uid(self) -> str:
+        """Of the job."""
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def namespace(self) -> str:
+        """Of the job."""
+        return str(self.raw["metadata"]["namespace"])
+
+    @property
+    def owned(self) -> list[Manifest]:
+        """Children that are this job's."""
+        return [child for child in self.children.values() if belongs_to(child, self.uid)]
+
+
+class Reconciler:
+    """The operator's one work function, and what it works with.
+
+    Args:
+        kube: the API.
+        store: jobs and children as they were last seen.
+        settings: the operator's.
+        applier: writes children.
+        tokens: keeps the token Secrets.
+        progress: reads the coordinators.
+        events: writes Events.
+        now: the time.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        settings: Settings,
+        *,
+        applier: Applier,
+        tokens: Tokens,
+        progress: ProgressReader,
+        events: EventWriter,
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+    ) -> None:
+        self._kube = kube
+        self._store = store
+        self._settings = settings
+        self._applier = applier
+        self._tokens = tokens
+        self._progress = progress
+        self._events = events
+        self._now = now
+        self._looks = Looks(kube, time.monotonic)
+        self._uids: dict[str, str] = {}
+
+    async def reconcile(self, key: str) -> float | None:
+        """Do all there is to do for a job now.
+
+        Args:
+            key: ``namespace/name``.
+
+        Returns:
+            Seconds after which something may be to do without any event; ``None`` for never.
+
+        Raises:
+            KubeError: the API server would not or could not; to be tried again.
+        """
+        raw = self._store.job(key)
+        uid = "" if raw is None else str(raw["metadata"]["uid"])
+        if self._uids.get(key) not in (None, uid):
+            self._forget(key)
+        if raw is None or raw["metadata"].get("deletionTimestamp"):
+            self._progress.forget(key)
+            if raw is None:
+                self._store.forget(key)
+            return None
+        self._uids[key] = uid
+        status = _status_of(raw)
+        try:
+            job = _job_of(raw)
+        except JobError as error:
+            return await self._refuse(key, raw, status, Cause("InvalidSpec", shortened(str(error))))
+        subject = Subject(key, raw, job, status, status, self._store.children(key))
+        if QUEUE_LABEL in (raw["metadata"].get("labels") or {}) and not status.starts:
+            message = f"label {QUEUE_LABEL}: queues are not supported yet; remove the label"
+            return await self._refuse(key, raw, status, Cause("QueueNotSupported", message))
+        return await self._work(subject)
+
+    def _forget(self, key: str) -> None:
+        uid = self._uids.pop(key, "")
+        namespace, _, name = key.partition("/")
+        self._applier.forget(uid)
+        self._tokens.forget(namespace, name)
+        self._progress.forget(key)
+        self._looks.forget(key)
+
+    async def _work(self, subject: Subject) -> float | None:
+        now = self._now()
+        trainer = trainer_of(subject.owned, subject.status.starts)
+        pods: list[Manifest] | None = None
+        if pods_matter(subject.status, subject.job.spec.suspend, trainer):
+            pods = await self._pods(subject)
+        lifecycle = subject.job.spec.lifecycle
+        planned = plan(
+            World(
+                now=now,
+                suspend=subject.job.spec.suspend,
+                status=subject.status,
+                trainer=trainer,
+                pods=None if pods is None else pods_left(pods),
+                grace_s=grace_of(subject.owned),
+                active_deadline_s=lifecycle.active_deadline_seconds,
+                ttl_s=lifecycle.ttl_seconds_after_finished,
+                on_failure=lifecycle.on_failure,
+            )
+        )
+        found = Found(planned, subject.raw["metadata"].get("generation", 0), trainer=trainer)
+        if planned.run:
+            return await self._run(subject, found)
+        return await self._wind_down(subject, found, pods)
+
+    async def _run(self, subject: Subject, found: Found) -> float | None:
+        """See to it that all children are there, and tell how they are."""
+        code = await self._code(subject, begin=found.plan.begin)
+        if isinstance(code, Refusal):
+            return await self._held_up(subject, found, code)
+        try:
+            if found.plan.begin:
+                subject = await self._begin(subject, code)
+            children = self._build(subject, code)
+        except MergeError as error:
+            cause = Cause("InvalidPodTemplate", f"spec.<role>.{error}; suspend the job and mend it")
+            return await self._held_up(subject, found, Refusal(cause, stalled=True))
+        start = subject.status.starts
+        owner = Owner(subject.job.name, subject.uid, start, subject.job.spec.checkpoint.resume_from)
+
+        async def trainer_pods() -> int:
+            return pods_left(await self._pods(subject)).get(names.TRAINER, 0)
+
+        applied = await self._applier.run(subject.key, children, owner, trainer_pods)
+        subject = replace(subject, children=self._store.children(subject.key))
+        if applied.refusal is None and not applied.waits_for_model:
+            await self._sweep(subject, children)
+        return await self._tell(subject, found, children, applied)
+
+    async def _begin(self, subject: Subject, code: EnvironmentCode) -> Subject:
+        """Freeze what the run is rendered from, before any child is written for it."""
+        status, spec = subject.status, subject.job.spec
+        facts = self._facts(subject, code)
+        children = build_children(subject.job, self._settings, facts)
+        servers = facts.inference_replicas if spec.inference.replicas is None else spec.inference.replicas
+        actors = facts.actor_replicas if spec.actors.replicas is None else spec.actors.replicas
+        frozen = {
+            "images": resolved_images(children),
+            "builder_revision": BUILDER_REVISION,
+            "servers_at_start": servers,
+            "actors_at_start": actors,
+        }
+        return await self._write_status(subject, begun(status, self._now(), frozen))
+
+    def _facts(self, subject: Subject, code: EnvironmentCode, *, frozen: bool = False) -> Facts:
+        """What the builders must know; of a start that has begun as it was then."""
+        status = subject.status
+        facts = Facts(
+            namespace=subject.namespace,
+            uid=subject.uid,
+            token="",  # nothing else depends on it, and who makes the Secret puts it in
+            code=code,
+            inference_replicas=_first(status.inference.replicas_before_suspend, 1),
+            actor_replicas=_first(status.actors.replicas_before_suspend, 1),
+        )
+        if not frozen:
+            return facts
+        return replace(
+            facts,
+            images=dict(status.images),
+            servers_at_start=status.inference.replicas_at_start,
+            actors_at_start=status.actors.replicas_at_start,
+        )
+
+    def _build(self, subject: Subject, code: EnvironmentCode) -> list[Child]:
+        return build_children(subject.job, self._settings, self._facts(subject, code, frozen=True))
+
+    async def _code(self, subject: Subject, *, begin: bool) -> EnvironmentCode | Refusal:
+        """The environment's files: the job's own copy, or at a start the user's ConfigMap."""
+        source = subject.job.spec.environment.config_map
+        if source is None:
+            return EnvironmentCode()
+        if not begin:
+            start = str(subject.status.starts)
+            for child in subject.owned:
+                if child["kind"] == "ConfigMap" and role_of(child) == names.CODE and start_of(child) == start:
+                    return EnvironmentCode(child.get("data") or {}, child.get("binaryData") or {})
+        try:
+            found = await self._kube.get("ConfigMap", subject.namespace, source)
+        except KubeError as error:
+            return refusal_of(error, "ConfigMap", source)
+        if found is None:
+            message = f"spec.environment.configMap: there is no ConfigMap {source} in namespace {subject.namespace}"
+            return Refusal(Cause("ConfigMapNotFound", message))
+        return EnvironmentCode(found.get("data") or {}, found.get("binaryData") or {})
+
+    async def _sweep(self, subject: Subject, children: Sequence[Child]) -> None:
+        """Delete ConfigMaps of earlier starts: their names hold a digest, so nothing replaces them."""
+        wanted = {child.name for child in children if child.kind == "ConfigMap"}
+        for child in subject.owned:
+            stale = start_of(child) != str(subject.status.starts)
+            if child["kind"] == "ConfigMap" and stale and child["metadata"]["name"] not in wanted:
+                await self._applier.delete(child)
+
+    async def _wind_down(self, subject: Subject, found: Found, pods: list[Manifest] | None) -> float | None:
+        """Suspend, finish, clean up."""
+        planned = found.plan
+        if planned.phase == "Failed" and subject.status.phase != "Failed":
+            found = replace(found, failure=await self._why(subject, planned, pods))
+        if planned.leave:
+            replicas = {role: _replicas(subject.owned, role) for role in (names.INFERENCE, names.ACTOR)}
+            subject = await self._write_status(subject, left(subject.status, planned, self._now(), replicas))
+        self._progress_while(subject, planned)
+        for child in subject.owned:
+            role = role_of(child)
+            if child["kind"] not in ("StatefulSet", "Deployment", "JobSet", "Job"):
+                continue
+            if role in planned.removed and role != names.COORDINATOR:
+                await self._applier.delete(child)
+            elif role in planned.stopped:
+                await self._applier.stop(subject.key, child)
+        if names.COORDINATOR in planned.removed:
+            found = await self._last_words(subject, found)
+        if planned.clean:
+            await self._clean(subject)
+        subject = replace(subject, children=self._store.children(subject.key))
+        return await self._tell(subject, found, None, Applied())
+
+    def _progress_while(self, subject: Subject, planned: Plan) -> None:
+        if planned.phase in ("Suspended", "Succeeded", "Failed"):
+            self._progress.forget(subject.key)
+
+    async def _last_words(self, subject: Subject, found: Found) -> Found:
+        """Read the final numbers of a run, then let its coordinator go."""
+        coordinator = subject.children.get(("StatefulSet", names.coordinator(subject.job.name)))
+        if coordinator is None or not belongs_to(coordinator, subject.uid):
+            return replace(found, reading=self._progress.latest(subject.key))
+        if coordinator["metadata"].get("deletionTimestamp"):
+            return replace(found, reading=self._progress.latest(subject.key))
+        reading = await self._progress.read_now(subject.key, self._coordinator_url(subject))
+        await self._applier.delete(coordinator)
+        return replace(found, reading=reading)
+
+    async def _clean(self, subject: Subject) -> None:
+        """Delete everything but claims."""
+        found = [child for child in subject.owned if child["kind"] not in KEPT_FOR_GOOD]
+        for child in found:
+            await self._applier.delete(child)
+        if found:
+            # With the first of the others: whether it has gone cannot be watched.
+            await self._tokens.delete(subject.namespace, subject.job.name, subject.uid)
+
+    async def _why(self, subject: Subject, planned: Plan, pods: list[Manifest] | None) -> Cause | None:
+        """Why the run failed, in the words of whoever knows best."""
+        cause = planned.failure
+        if cause is None or cause.reason != "TrainerFailed":
+            return cause
+        told = failed_pod(await self._pods(subject) if pods is None else pods, names.TRAINER)
+        reading = await self._progress.read_now(subject.key, self._coordinator_url(subject))
+        said = f"the run was given up: {reading.reason}" if reading.outcome == "failed" and reading.reason else ""
+        parts = [part for part in (told, said, cause.message) if part]
+        return Cause(cause.reason, shortened("; ".join(parts)))
+
+    async def _tell(
+        self, subject: Subject, found: Found, children: Sequence[Child] | None, applied: Applied
+    ) -> float | None:
+        """Write the status when it says something new."""
+        live = [child for child in subject.owned if not child["metadata"].get("deletionTimestamp")]
+        jobs = [child for address, child in subject.children.items() if address[0] == "Job"]
+        counts = counts_of(live, jobs, subject.job)
+        found = replace(
+            found,
+            counts=counts,
+            problem=applied.refusal,
+            waits_for_model=applied.waits_for_model,
+            restarts=restarts_of(live, subject.status),
+            gpus=subject.status.gpus if children is None else requested_gpus(children),
+            trainer=trainer_of(live, subject.status.starts),
+        )
+        if found.plan.phase in ("Suspended", "Succeeded", "Failed"):
+            found = replace(found, gpus=0)
+        again = [found.plan.again_s, applied.again_s]
+        if found.plan.run:
+            found = replace(found, endpoints=self._endpoints(subject, applied))
+            self._follow(subject, counts.get(names.COORDINATOR))
+            found = replace(found, reading=self._progress.latest(subject.key))
+            look = await self._looks.causes(subject.key, subject.job.name, live, jobs, counts)
+            found = replace(found, causes=look.causes)
+            again += [look.again_s, CHECK_EVERY_S]
+        subject = await self._write_status(subject, new_status(subject.job.name, subject.status, found, self._now()))
+        await self._events.tell(subject.raw, subject.before, subject.status)
+        return min((delay for delay in again if delay is not None), default=None)
+
+    def _follow(self, subject: Subject, coordinator: Any) -> None:
+        if coordinator is not None and coordinator.ready:
+            self._progress.follow(subject.key, self._coordinator_url(subject))
+        else:
+            self._progress.forget(subject.key)
+
+    def _coordinator_url(self, subject: Subject) -> str:
+        return self._settings.coordinator_address(subject.job.name, subject.namespace, COORDINATOR_PORT)
+
+    def _endpoints(self, subject: Subject, applied: Applied) -> Endpoints:
+        if applied.refusal is not None:
+            return subject.status.endpoints
+        name, namespace = subject.job.name, subject.namespace
+        return Endpoints(
+            coordinator=f"http://{names.coordinator(name)}.{namespace}.svc:{COORDINATOR_PORT}",
+            inference=f"http://{names.inference(name)}.{namespace}.svc:8000/v1",
+        )
+
+    async def _held_up(self, subject: Subject, found: Found, refusal: Refusal) -> float | None:
+        """Tell why nothing can be built; tried again later, as its cure may come without an event."""
+        wait = None if refusal.stalled else self._looks.pause(subject.key, refusal.cause.reason)
+        return await self._tell(subject, found, None, Applied(refusal, again_s=wait))
+
+    async def _refuse(self, key: str, raw: Manifest, status: JobStatus, cause: Cause) -> float | None:
+        """Tell that a spec cannot be run. A job that has run is left as it is."""
+        phase = status.phase or "Pending"
+        found = Found(Plan(phase), raw["metadata"].get("generation", 0), invalid=cause)
+        name = raw["metadata"]["name"]
+        new = new_status(name, status, found, self._now())
+        if status.starts:
+            new = status.model_copy(
+                update={"conditions": new.conditions, "observed_generation": new.observed_generation}
+            )
+        written = await self._patch_status(raw, status, new)
+        await self._events.tell(written, status, new)
+        return None
+
+    async def _pods(self, subject: Subject) -> list[Manifest]:
+        selector = f"{names.JOB_LABEL}={subject.job.name}"
+        return await self._kube.list("Pod", subject.namespace, selector)
+
+    async def _write_status(self, subject: Subject, new: JobStatus) -> Subject:
+        raw = await self._patch_status(subject.raw, subject.status, new)
+        return replace(subject, raw=raw, status=new)
+
+    async def _patch_status(self, raw: Manifest, old: JobStatus, new: JobStatus) -> Manifest:
+        patch = merge_patch(wire(old), wire(new))
+        if not patch:
+            return raw
+        metadata = raw["metadata"]
+        body = {"metadata": {"uid": metadata["uid"]}, "status": patch}
+        written = await self._kube.patch(KIND, metadata["namespace"], metadata["name"], body, "status")
+        self._store.put(KIND, written)
+        return written
+
+
+def _status_of(raw: Manifest) -> JobStatus:
+    try:
+        return JobStatus.model_validate(raw.get("status") or {}, by_alias=True, by_name=False)
+    except ValidationError:
+        # The schema lets nothing like that be written; were it so, the phase alone decides what is safe.
+        logger.exception("the status cannot be read, and is written anew")
+        return JobStatus()
+
+
+def _job_of(raw: Manifest) -> RLTrainingJob:
+    metadata = {name: raw["metadata"][name] for name in ("name", "namespace") if name in raw["metadata"]}
+    return validate_job({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": raw.get("spec")}, "")
+
+
+def _replicas(children: Sequence[Manifest], role: str) -> int | None:
+    """Replicas of a role's workload, to come back to them; ``None`` when there is none or it has been stopped."""
+    for child in children:
+        if child["kind"] in ("StatefulSet", "Deployment") and role_of(child) == role:
+            return child["spec"].get("replicas") or None
+    return None
+
+
+def _first(*values: int | None) -> int:
+    return next(value for value in values if value is not None)
