@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from kubernetes import client
 
 from control_plane.cluster import Cluster, running_cluster
 from control_plane.cluster.client import connect
+from control_plane.jobs import Jobs
+from control_plane.operator_process import Coordinators, OperatorProcess, operator_for
 
 HERE = Path(__file__).parent
 TEST_DEADLINE_S = 120
@@ -49,3 +52,25 @@ def kubeconfig_for(cluster: Cluster, namespace: str) -> Iterator[Callable[[Path]
     """Makes a kubeconfig that may do exactly what the ClusterRole in a file says."""
     with contextlib.ExitStack() as accounts:
         yield lambda role_file: accounts.enter_context(cluster.service_account(role_file, namespace))
+
+
+@pytest.fixture
+def jobs(cluster: Cluster, namespace: str) -> Jobs:
+    """The test's namespace, as a user handles it."""
+    return Jobs(cluster.kubectl, namespace)
+
+
+@pytest.fixture
+def coordinators() -> Iterator[Coordinators]:
+    """Answers in place of the jobs' coordinators."""
+    with Coordinators() as answering:
+        yield answering
+
+
+@pytest.fixture
+def operator(cluster: Cluster, namespace: str, coordinators: Coordinators, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """An operator for the test's namespace, running; its log is shown when the test fails."""
+    with operator_for(cluster, namespace, tmp_path / "operator", coordinator_url=coordinators.url) as process:
+        process.start()
+        yield process
+        sys.stdout.write(process.log)

@@ -1,0 +1,200 @@
+"""The operator as a process of its own, acting as a service account with exactly the rights that are shipped."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from control_plane.cluster import Cluster, eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER_ROLE = ROOT / "manifests" / "cluster" / "cluster_role.yaml"
+STOP_DEADLINE_S = 20.0
+
+
+class OperatorProcess:
+    """``python -m inflight_operator``, started, killed and started again at will.
+
+    Args:
+        kubeconfig: whom it acts as.
+        directory: where its log goes.
+        environment: settings (``INFLIGHT_...``).
+    """
+
+    def __init__(self, kubeconfig: Path, directory: Path, environment: dict[str, str]) -> None:
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("INFLIGHT_")},
+            "KUBECONFIG": str(kubeconfig),
+            "INFLIGHT_HTTP_HOST": "127.0.0.1",
+            "INFLIGHT_HTTP_PORT": "0",
+            "INFLIGHT_LOG_FORMAT": "text",
+            **environment,
+        }
+        self._directory = directory
+        self._starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """Everything that all of its lives have logged."""
+        files = sorted(self._directory.glob("operator-*.log"))
+        return "".join(file.read_text(errors="replace") for file in files)
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def port(self) -> int:
+        """Port of its probes and metrics."""
+        lines = [line for line in self.log.splitlines() if "probes and metrics on port" in line]
+        return int(lines[-1].rpartition(" ")[2])
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        assert self._process is None
+        self._starts += 1
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / f"operator-{self._starts:03}.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "inflight_operator"],
+                env=self._environment,
+                cwd=self._directory,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """End it as a kubelet would; its exit code."""
+        return self._end(signal.SIGTERM)
+
+    def pause(self) -> None:
+        """Keep it from running, without its knowledge."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it run again."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def rss_mb(self) -> float:
+        """Resident memory, in MB."""
+        return float(psutil.Process(self.pid).memory_info().rss) / 1e6
+
+    def wait_watching(self) -> None:
+        """Wait until this life has seen the cluster and watches it."""
+        before = self._starts
+        file = self._directory / f"operator-{before:03}.log"
+        eventually("the operator watches", lambda: "Initial authentication has finished" in file.read_text(), 30)
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_DEADLINE_S)
+            raise
+
+
+@contextlib.contextmanager
+def operator_for(
+    cluster: Cluster, namespace: str, directory: Path, *, role: Path = CLUSTER_ROLE, **settings: str
+) -> Iterator[OperatorProcess]:
+    """An operator that looks after one namespace only, so that tests do not meet; not started yet, ended at the end.
+
+    Args:
+        cluster: the control plane.
+        namespace: to look after.
+        directory: where its log goes.
+        role: file with the ClusterRole that it is bound to.
+        settings: as environment variables without their prefix, in lower case; ``namespace=""`` for all namespaces.
+    """
+    environment = {f"INFLIGHT_{name.upper()}": value for name, value in {"namespace": namespace, **settings}.items()}
+    with cluster.service_account(role, namespace) as kubeconfig:
+        process = OperatorProcess(kubeconfig, directory, environment)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+class Coordinators:
+    """Answers ``/v1/state`` in place of the jobs' coordinators, whose pods are fake: one server, a path for each job.
+
+    Attributes:
+        url: setting ``coordinator_url`` for an operator that should ask here.
+        states: what to answer, by ``namespace/job``; jobs that are not in it get 503.
+        asked: requests so far.
+    """
+
+    def __init__(self) -> None:
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked += 1
+                namespace, service = self.path.strip("/").split("/")[:2]
+                state = outer.states.get(f"{namespace}/{service.removesuffix('-coordinator')}")
+                body = json.dumps(state or {}).encode()
+                self.send_response(200 if state is not None else 503)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing."""
+
+        self.states: dict[str, dict[str, Any]] = {}
+        self.asked = 0
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/{{namespace}}/{{service}}"
+
+    def __enter__(self) -> Coordinators:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def state(step: int, steps: int = 260, reward: float = 0.5, outcome: str = "running") -> dict[str, Any]:
+    """An answer of a coordinator."""
+    return {
+        "job": "j",
+        "outcome": outcome,
+        "reason": "",
+        "epoch": 1,
+        "step": step,
+        "steps": steps,
+        "policy_version": {"epoch": 1, "step": step},
+        "groups": {"submitted": 10, "leased": 0, "completed": 0, "assigned": 0, "trained": 10, "dropped": 0},
+        "metrics": {"reward_mean": reward},
+        "checkpoint_step": step,
+    }
