@@ -6,14 +6,17 @@ concern several fields from :mod:`.validation`. What is committed under ``crds/`
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any, Final
 
-from inflight_operator.schema import MAX_MAP_ENTRIES, Schema, structural_schema
-from inflight_operator.validation import MAX_CONTAINERS, MAX_ENV, ROLES, add_rules
+from inflight_operator.schema import Schema, structural_schema
+from inflight_operator.validation import ROLES, STRUCTURED, SWITCHES, add_rules, flag_of, refused_engine_args
 from inflight_runtime.api import API_VERSION, KIND, RLTrainingJob
 from inflight_runtime.api.loading import dump_yaml
+from inflight_runtime.api.overlay import MAX_CONTAINERS, MAX_ENV, MAX_LABELS, MAX_TEXT
+from inflight_runtime.api.placement import MAX_COUNT
 
 GROUP, VERSION = API_VERSION.split("/")
 PLURAL: Final = "rltrainingjobs"
@@ -22,9 +25,6 @@ TARGET: Final = Path("crds") / f"{PLURAL}.{GROUP}.yaml"
 HEADER: Final = (
     "# Made by `python -m inflight_operator.crd` from runtime/inflight_runtime/api: change that, then run it again.\n"
 )
-
-MAX_TEXT: Final = 4096
-"""Longest text of a declared field of a pod template: rules on a longer one cost too much to be accepted."""
 
 COLUMNS: Final[tuple[tuple[str, str, str, str, int], ...]] = (
     ("Phase", "string", ".status.phase", "State of the run in one word", 0),
@@ -82,15 +82,16 @@ def build_crd() -> dict[str, Any]:
 
 def render_crd() -> str:
     """The file's text."""
-    return HEADER + dump_yaml(build_crd())
+    # Through JSON: parts that are one object in memory would be written as YAML anchors and aliases.
+    return HEADER + dump_yaml(json.loads(json.dumps(build_crd())))
 
 
 def _schema() -> Schema:
     schema = structural_schema(RLTrainingJob)
     properties = schema["properties"]
     # The API server owns these three; of the metadata a schema may say nothing but how a name looks.
-    properties["apiVersion"] = {"type": "string"}
-    properties["kind"] = {"type": "string"}
+    for name in ("apiVersion", "kind"):
+        properties[name] = {"type": "string", "description": properties[name]["description"]}
     properties["metadata"] = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}}
     properties["status"].pop("nullable", None)
     conditions = properties["status"]["properties"]["conditions"]
@@ -98,31 +99,72 @@ def _schema() -> Schema:
     schema["required"] = ["spec"]
     for role in ROLES:
         properties["spec"]["properties"][role]["properties"]["podTemplate"] |= _overlay()
+    properties["spec"]["properties"]["inference"]["properties"]["engineArgs"]["properties"] = _engine_args()
     return add_rules(schema)
 
 
 def _overlay() -> Schema:
     """What of a pod template is declared, for rules to reach it; all else of it is let through as it is."""
-    text = {"type": "string", "maxLength": MAX_TEXT}
-    named = {"name": text}
-    env = {"type": "array", "maxItems": MAX_ENV, "items": _open(named, required=["name"])}
-    containers = {
-        "type": "array",
-        "maxItems": MAX_CONTAINERS,
-        "items": _open({**named, "env": env}, required=["name"]),
+    labels = {
+        "type": "object",
+        "description": "More labels of the pods; those that selectors and the operator use are refused.",
+        "maxProperties": MAX_LABELS,
+        "additionalProperties": _text(),
     }
-    labels = {"type": "object", "maxProperties": MAX_MAP_ENTRIES, "additionalProperties": text}
+    pod = {
+        "containers": _containers("Containers, merged by name; the role's own is named after the role."),
+        "initContainers": _containers("Init containers, merged by name."),
+    }
     return {
         "properties": {
-            "metadata": _open({"labels": labels}),
-            "spec": _open({"containers": containers, "initContainers": containers}),
+            "metadata": _open({"labels": labels}, "Labels and annotations of the pods."),
+            "spec": _open(pod, "A partial PodSpec."),
         }
     }
 
 
-def _open(properties: Schema, required: list[str] | None = None) -> Schema:
+def _containers(description: str) -> Schema:
+    variable = {"name": _text("Name of the variable; one that the run sets itself is refused.")}
+    env = {
+        "type": "array",
+        "description": "Environment variables, merged by name.",
+        "maxItems": MAX_ENV,
+        "items": _open(variable, required=["name"]),
+    }
+    container = {"name": _text("Name of the container."), "env": env}
+    items = _open(container, required=["name"])
+    return {"type": "array", "description": description, "maxItems": MAX_CONTAINERS, "items": items}
+
+
+def _text(description: str = "") -> Schema:
+    return {"type": "string", "maxLength": MAX_TEXT, **({"description": description} if description else {})}
+
+
+def _engine_args() -> Schema:
+    """Flags that a rule refuses or reads; all others are let through as they are."""
+    count = {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}
+    declared = {
+        "max-model-len": {"description": "Longest sequence, prompt and answer together, in tokens.", **count},
+        "kv-cache-memory-bytes": {"description": "Size of the KV cache.", **count},
+    }
+    for spelling, message in refused_engine_args().items():
+        flag = flag_of(spelling)
+        kind: Schema = {"x-kubernetes-int-or-string": True, "maxLength": MAX_TEXT}
+        if flag in SWITCHES:
+            kind = {"type": "boolean"}
+        elif flag in STRUCTURED:
+            kind = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        declared[spelling] = {"description": f"Refused: it {message}.", **kind}
+    return declared
+
+
+def _open(properties: Schema, description: str = "", required: list[str] | None = None) -> Schema:
     schema: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "properties": properties}
-    return schema | ({"required": required} if required else {})
+    if description:
+        schema["description"] = description
+    if required:
+        schema["required"] = required
+    return schema
 
 
 def _column(name: str, kind: str, path: str, description: str, priority: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from inflight_runtime.api.base import QUANTITY_PATTERN
+from inflight_runtime.api.base import MAX_MAP_ENTRIES, QUANTITY_PATTERN
 from inflight_runtime.api.errors import inner_model
 
 Schema = dict[str, Any]
@@ -30,8 +30,6 @@ KEPT: Final = (
     "maxItems",
 )
 """JSON Schema keywords that mean the same in a CRD."""
-MAX_MAP_ENTRIES: Final = 64
-"""Entries of a map whose own bound is not given: without one, CEL rules inside it cost too much to be accepted."""
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
@@ -86,7 +84,8 @@ def _value(node: Schema, definitions: Schema) -> Schema:
     variants = [part for part in node.get("anyOf", ()) if part.get("type") != "null"]
     if {part.get("type") for part in variants} == {"integer", "string"}:
         # A Kubernetes quantity.
-        return {**description, "x-kubernetes-int-or-string": True, "pattern": QUANTITY_PATTERN}
+        # The pattern is for a text, the bound for a number.
+        return {**description, "x-kubernetes-int-or-string": True, "pattern": QUANTITY_PATTERN, "minimum": 0}
     if variants:
         (only,) = variants
         schema = _value(only, definitions)
@@ -104,7 +103,9 @@ def _value(node: Schema, definitions: Schema) -> Schema:
         if values is True:
             schema["x-kubernetes-preserve-unknown-fields"] = True
         else:
-            schema |= {"additionalProperties": _value(values, definitions), "maxProperties": MAX_MAP_ENTRIES}
+            # Without a bound CEL rules inside it cost too much to be accepted.
+            most = node.get("maxProperties", MAX_MAP_ENTRIES)
+            schema |= {"additionalProperties": _value(values, definitions), "maxProperties": most}
     return schema
 
 

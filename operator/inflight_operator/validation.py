@@ -2,7 +2,7 @@
 
 They repeat :mod:`inflight_runtime.api.rules` in the API server's language, so that ``kubectl apply`` refuses what
 ``inflight validate`` refuses; a test holds the two against each other on a real API server. What CEL cannot reach (the
-names in a free-form map) is refused by the operator with the condition ``Validated``.
+names in a free-form map that nobody thought of) is refused by the operator with the condition ``Validated``.
 """
 
 from __future__ import annotations
@@ -11,30 +11,25 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from inflight_runtime.api import MAX_NAME_LENGTH
+from inflight_runtime.api.overlay import (
+    ANOTHER_NAME,
+    RESERVED_ENV,
+    RESERVED_ENV_PREFIXES,
+    RESERVED_LABEL_PREFIXES,
+    RESERVED_LABELS,
+)
+from inflight_runtime.api.placement import COUNTED_ENGINE_ARGS, RESERVED_ENGINE_ARGS
 from inflight_runtime.api.rules import DEFAULT_MICRO_BATCH_TOKENS
 
-RESERVED_ENV: Final = (
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "NODE_RANK",
-    "JOB_COMPLETION_INDEX",
-)
-"""Set by torchrun, JobSet or the operator; ``PET_*`` and ``INFLIGHT_*`` besides."""
 ROLES: Final = ("coordinator", "inference", "actors", "trainer")
-MAX_CONTAINERS: Final = 16
-MAX_ENV: Final = 256
 FREE_AT_RUN_TIME: Final = ("suspend", "lifecycle")
 """Sections of the spec that may change at any time."""
 SCALABLE: Final = ("inference", "actors")
 """Sections whose ``replicas`` may."""
+SWITCHES: Final = ("trust-remote-code", "headless", "skip-tokenizer-init", "enable-lora")
+"""Reserved engine flags that are on or off."""
+STRUCTURED: Final = ("weight-transfer-config", "override-generation-config", "speculative-config")
+"""Reserved engine flags whose value is a map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +39,26 @@ class Rule:
     Attributes:
         at: path of the object that ``self`` is, from the root.
         rule: the expression; true when all is well.
-        message: what is wrong and how to mend it.
-        expression: a CEL expression that gives the message with the values in it, in place of ``message``.
+        message: what is wrong, a semicolon, and how to mend it.
+        value: a CEL expression of what stands there, to be shown: the API server itself shows it for no rule.
         field: path below ``at`` that the error names.
     """
 
     at: str
     rule: str
     message: str
-    expression: str = ""
+    value: str = ""
     field: str = ""
 
     def to_wire(self) -> dict[str, str]:
         """The entry of ``x-kubernetes-validations``."""
-        entry = {"rule": self.rule, "message": self.message}
-        if self.expression:
-            entry["messageExpression"] = self.expression
+        entry = {"rule": self.rule}
+        if not self.value:
+            entry["message"] = self.message
+        else:
+            # Not "+": the cost of joining texts is estimated by their lengths, and a number's is not known.
+            template = self.message.replace("\\", r"\\").replace("'", r"\'").replace("%", "%%")
+            entry["messageExpression"] = f"'{template.replace('; ', ' (got %s); ', 1)}'.format([{self.value}])"
         if self.field:
             entry["fieldPath"] = self.field
         return entry
@@ -98,7 +97,8 @@ def _model() -> list[Rule]:
             "spec.model",
             f"{absent(f'self.{name}')} || !self.{name}.startsWith('~')",
             '"~" is not expanded; write the whole path',
-            field=f".{name}",
+            f"self.{name}",
+            f".{name}",
         )
         for name in ("source", "tokenizer")
     ]
@@ -107,16 +107,18 @@ def _model() -> list[Rule]:
             "spec.model",
             f"{absent(f'self.{name}')} || ({hub_id})",
             "belongs to a hub id only; remove it, or give a hub id as spec.model.source",
-            field=f".{name}",
+            value,
+            f".{name}",
         )
-        for name in ("revision", "tokenSecretRef")
+        for name, value in (("revision", "self.revision"), ("tokenSecretRef", "self.tokenSecretRef.name"))
     ]
     rules.append(
         Rule(
             "spec.model.volume",
             "!has(self.subPath) || (!self.subPath.startsWith('/') && !self.subPath.split('/').exists(p, p == '..'))",
             'must be a relative path inside the claim; write it without a leading "/" and without ".."',
-            field=".subPath",
+            "self.subPath",
+            ".subPath",
         )
     )
     return rules
@@ -129,7 +131,8 @@ def _algorithm() -> list[Rule]:
             loss,
             f"self.kind != 'ppo' || {absent('self.isCap')}",
             "has no meaning with kind ppo, which clips the ratio instead; remove it, or set kind: reinforce_tis",
-            field=".isCap",
+            "self.isCap",
+            ".isCap",
         )
     ]
     rules += [
@@ -138,7 +141,8 @@ def _algorithm() -> list[Rule]:
             f"self.kind != 'reinforce_tis' || {absent(f'self.{name}')}",
             "has no meaning with kind reinforce_tis, which caps the importance weight instead; remove it (see isCap), "
             "or set kind: ppo",
-            field=f".{name}",
+            f"self.{name}",
+            f".{name}",
         )
         for name in ("clipLow", "clipHigh")
     ]
@@ -148,17 +152,22 @@ def _algorithm() -> list[Rule]:
             f"{absent('self.topP')} || self.topP == 1.0",
             "nucleus sampling renormalises the probabilities, which biases the importance ratio of every token; remove "
             "topP and use temperature",
-            field=".topP",
+            "self.topP",
+            ".topP",
         ),
         Rule(
             "spec.sampling",
             f"{absent('self.topK')} || self.topK in [-1, 0]",
             "top-k sampling renormalises the probabilities, which biases the importance ratio of every token; remove "
             "topK and use temperature",
-            field=".topK",
+            "self.topK",
+            ".topK",
         ),
     ]
     return rules
+
+
+_LONGEST: Final = "self.inference.engineArgs.max__dash__model__dash__len"
 
 
 def _whole_spec() -> list[Rule]:
@@ -171,33 +180,46 @@ def _whole_spec() -> list[Rule]:
             f"{absent(budget)} || {budget} >= {least}",
             "cannot hold one group (or one attempt of a long group) and its prompt; raise it to groupSize x maxTokens "
             "and the length of your prompts, lower these, or leave it out",
-            field=".trainer.microBatchTokens",
+            "self.trainer.microBatchTokens",
+            ".trainer.microBatchTokens",
         ),
         Rule(
             "spec",
             f"{absent('self.inference.replicas')} || self.inference.replicas <= 1 || "
             "self.inference.maxConcurrent >= self.algorithm.groupSize",
             "groups are given out whole, and no server could hold one; set it to spec.algorithm.groupSize or more",
-            field=".inference.maxConcurrent",
+            "self.inference.maxConcurrent",
+            ".inference.maxConcurrent",
+        ),
+        Rule(
+            "spec",
+            f"!has({_LONGEST}) || self.sampling.maxTokens < {_LONGEST}",
+            "leaves no room for a prompt: prompt and answer together have at most spec.inference.engineArgs."
+            "max-model-len tokens; set it below max-model-len, or raise that",
+            "self.sampling.maxTokens",
+            ".sampling.maxTokens",
         ),
         Rule(
             "spec",
             "self.weightSync.intervalSteps <= self.algorithm.maxStaleness + 1",
             "makes tokens older than spec.algorithm.maxStaleness; set it to maxStaleness + 1 or less, or raise "
             "maxStaleness",
-            field=".weightSync.intervalSteps",
+            "self.weightSync.intervalSteps",
+            ".weightSync.intervalSteps",
         ),
         Rule(
             "spec",
             "self.trainer.optimizer.warmupSteps < self.algorithm.steps",
             "the run ends before the warm-up does; set it below spec.algorithm.steps",
-            field=".trainer.optimizer.warmupSteps",
+            "self.trainer.optimizer.warmupSteps",
+            ".trainer.optimizer.warmupSteps",
         ),
         Rule(
             "spec",
             f"{absent('self.evaluation')} || self.evaluation.everySteps <= self.algorithm.steps",
             "nothing would be evaluated; set it to spec.algorithm.steps or less, or remove spec.evaluation",
-            field=".evaluation.everySteps",
+            "self.evaluation.everySteps",
+            ".evaluation.everySteps",
         ),
     ]
 
@@ -208,7 +230,8 @@ def _roles() -> list[Rule]:
             "spec.trainer",
             f"self.engine != 'single' || self.{name} == 1",
             "the engine single is one process that holds the whole model; set it to 1",
-            field=f".{name}",
+            f"self.{name}",
+            f".{name}",
         )
         for name in ("nodes", "processesPerNode")
     ]
@@ -217,7 +240,16 @@ def _roles() -> list[Rule]:
             "spec.inference",
             "self.engine != 'reference' || self.tensorParallel == 1",
             "the engine reference does not split a model; set it to 1, or use engine: vllm",
-            field=".tensorParallel",
+            "self.tensorParallel",
+            ".tensorParallel",
+        ),
+        # A rule sees none of the names that the schema does not declare, but how many fields there are.
+        Rule(
+            "spec.inference",
+            "self.engine != 'reference' || "
+            "size(dyn(self.engineArgs)) == (has(self.engineArgs.max__dash__model__dash__len) ? 1 : 0)",
+            "the engine reference has no flag but max-model-len; remove all others, or use engine: vllm",
+            field=".engineArgs",
         ),
         Rule(
             "spec.checkpoint",
@@ -229,36 +261,84 @@ def _roles() -> list[Rule]:
             f"{absent('self.claimName')} || self.onDelete != 'Delete'",
             "a claim that the job did not make is not deleted with it; remove onDelete, or give storage instead of "
             "claimName",
-            field=".onDelete",
+            "self.onDelete",
+            ".onDelete",
         ),
     ]
     return rules
 
 
-def _reserved() -> list[Rule]:
-    """Names in a pod template overlay that the run sets itself."""
-    listed = ", ".join(f"'{name}'" for name in RESERVED_ENV)
-    labels = ", ".join(f"'app.kubernetes.io/{name}'" for name in ("name", "instance", "component", "managed-by"))
+def _overlays() -> list[Rule]:
+    """What a pod template overlay must leave alone."""
+    env = " && ".join(
+        [f"!(self.name in {_list(RESERVED_ENV)})"]
+        + [f"!self.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES]
+    )
+    reserved = " || ".join(
+        [f"label in {_list(RESERVED_LABELS)}"] + [f"label.startsWith('{prefix}')" for prefix in RESERVED_LABEL_PREFIXES]
+    )
+    rules = []
+    for role in ROLES:
+        overlay = f"spec.{role}.podTemplate"
+        rules += [
+            Rule(
+                overlay,
+                "size(dyn(self)) == (has(self.metadata) ? 1 : 0) + (has(self.spec) ? 1 : 0)",
+                "a pod template has metadata and spec; containers and all else belong under podTemplate.spec",
+            ),
+            Rule(
+                f"{overlay}.metadata",
+                f"!has(self.labels) || !self.labels.exists(label, {reserved})",
+                f"selectors and the operator use these labels; {ANOTHER_NAME}",
+                f"self.labels.filter(label, {reserved})",
+                ".labels",
+            ),
+        ]
+        rules += [
+            Rule(f"{overlay}.spec.{kind}[].env[]", env, "is set by the run itself; remove it", "self.name")
+            for kind in ("containers", "initContainers")
+        ]
+    return rules
+
+
+def _list(names: tuple[str, ...]) -> str:
+    return f"[{', '.join(repr(name) for name in names)}]"
+
+
+def refused_engine_args() -> dict[str, str]:
+    """Engine flags that are refused, in the spellings that people use, with the message of each.
+
+    The API server shows a rule only the names that the schema declares.
+    """
+    refused = {}
+    for flag, remedy in RESERVED_ENGINE_ARGS.items():
+        negated = [f"no-{flag}"] if flag in SWITCHES else []
+        for spelling in (flag, *negated, *_misspelt(flag)):
+            refused[spelling] = f"is set by the run itself; remove it: {remedy}"
+    for flag in COUNTED_ENGINE_ARGS:
+        for spelling in _misspelt(flag):
+            refused[spelling] = f"is not spelt as a flag of the engine; write {flag}"
+    return refused
+
+
+def flag_of(spelling: str) -> str:
+    """The engine flag that is meant by one of :func:`refused_engine_args`."""
+    return spelling.lstrip("-").replace("_", "-").removeprefix("no-")
+
+
+def _misspelt(flag: str) -> list[str]:
+    return sorted({flag.replace("-", "_"), f"--{flag}"} - {flag})
+
+
+def _engine_args() -> list[Rule]:
     return [
         Rule(
-            f"spec.{role}.podTemplate.spec.{kind}[].env[]",
-            f"!(self.name in [{listed}]) && !self.name.startsWith('PET_') && !self.name.startsWith('INFLIGHT_')",
-            "is set by the run itself; remove it",
-            "self.name + ' is set by the run itself; remove it'",
+            f"spec.inference.engineArgs.{spelling}",
+            "false",
+            message,
+            "" if flag_of(spelling) in STRUCTURED else "self",
         )
-        for role in ROLES
-        for kind in ("containers", "initContainers")
-    ] + [
-        Rule(
-            f"spec.{role}.podTemplate.metadata",
-            "!has(self.labels) || self.labels.all(label, "
-            f"!(label in [{labels}]) && !label.startsWith('inflight.dev/') && "
-            "!label.startsWith('jobset.sigs.k8s.io/'))",
-            "selectors and the operator use these labels: app.kubernetes.io/name, instance, component, managed-by, "
-            "inflight.dev/*, jobset.sigs.k8s.io/*; choose another name",
-            field=".labels",
-        )
-        for role in ROLES
+        for spelling, message in refused_engine_args().items()
     ]
 
 
@@ -297,8 +377,10 @@ def all_rules() -> list[Rule]:
         f"self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= {MAX_NAME_LENGTH}",
         f"a job's name has at most {MAX_NAME_LENGTH} lower-case letters, digits and dashes, begins with a letter and "
         "does not end with a dash (children's names are made from it); rename the job",
+        "self.metadata.name",
+        ".metadata.name",
     )
-    return [name, *_model(), *_algorithm(), *_whole_spec(), *_roles(), *_reserved()]
+    return [name, *_model(), *_algorithm(), *_whole_spec(), *_roles(), *_engine_args(), *_overlays()]
 
 
 def add_rules(schema: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,10 @@ from pydantic_core import PydanticCustomError
 
 MAX_DEPTH: Final = 32
 """Deepest nesting of a free-form field (``environment.args``, ``podTemplate``, ...)."""
+MAX_MAP_ENTRIES: Final = 64
+"""Most entries of a map: in a longer one the API server's rules would cost too much."""
+MAX_INTEGER: Final = 2**63 - 1
+"""Largest number that is a whole number to the API server."""
 QUANTITY_PATTERN: Final = r"^[+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[munkMGTPE]|[eE][+-]?[0-9]+)?$"
 
 
@@ -86,8 +90,10 @@ def _quantity(value: Any) -> Any:
         raise refusal("must be a whole number or text", f'write it in quotes: "{value}"')
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
+    if isinstance(value, int) and value > MAX_INTEGER:
+        raise refusal("is too large for a number", f'write it in quotes: "{value}"')
     text = str(value)
-    if re.match(QUANTITY_PATTERN, text) is None:
+    if re.fullmatch(QUANTITY_PATTERN, text) is None:
         raise refusal(
             f"is not a Kubernetes quantity ({text!r})", 'write a number with an optional unit, for instance "16Gi"'
         )

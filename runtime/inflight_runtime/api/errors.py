@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args, get_origin
@@ -124,7 +125,8 @@ def _line(loc: Sequence[str | int], lines: Mapping[tuple[str | int, ...], int]) 
 
 
 def _line_of_field(field: str, lines: Mapping[tuple[str | int, ...], int]) -> int | None:
-    return _line(field.split("."), lines)
+    parts = filter(None, re.split(r"[].[]+", field))
+    return _line([int(part) if part.isdigit() else part for part in parts], lines)
 
 
 # --- from pydantic's words to ours ------------------------------------------------------------------------------------

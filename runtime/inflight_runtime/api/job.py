@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from .base import ApiModel
+from .base import ApiModel, refusal
 from .errors import contradiction
 from .placement import (
     ActorsSpec,
@@ -27,6 +28,10 @@ API_VERSION: Final = "inflight.dev/v1alpha1"
 KIND: Final = "RLTrainingJob"
 MAX_NAME_LENGTH: Final = 40
 """Children's names and their pods' stay under 63 characters with a job name of this length."""
+_LABEL: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_DNS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_KEY: Final = re.compile(rf"((?=.{{1,253}}/){_DNS}(\.{_DNS})*/)?{_LABEL}")
+_VALUE: Final = re.compile(rf"({_LABEL})?")
 
 
 class Metadata(ApiModel):
@@ -64,6 +69,30 @@ class Metadata(ApiModel):
     """Objects that own this one."""
     managed_fields: list[dict[str, Any]] = Field(default_factory=list)
     """Set by the API server."""
+
+    @field_validator("labels", "annotations")
+    @classmethod
+    def _well_formed_keys(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        for key in value:
+            # The API server minds capital letters in the domain of a label, not of an annotation.
+            if _KEY.fullmatch(key.lower() if info.field_name == "annotations" else key) is None:
+                raise refusal(
+                    f"has the key {key!r}, which is no name of a label or annotation",
+                    "write a name of up to 63 letters, digits, dashes, dots and underscores, perhaps after a domain "
+                    "and a slash",
+                )
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def _well_formed_labels(cls, value: dict[str, str]) -> dict[str, str]:
+        for key, label in value.items():
+            if _VALUE.fullmatch(label) is None:
+                raise refusal(
+                    f"holds {label!r} at {key}, which is no label",
+                    "write up to 63 letters, digits, dashes, dots and underscores, or make it an annotation",
+                )
+        return value
 
 
 class RLTrainingSpec(ApiModel):

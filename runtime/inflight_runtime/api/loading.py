@@ -38,30 +38,31 @@ class _JobDumper(yaml.SafeDumper):
     """Quotes every text that kubectl, or a reader of YAML 1.1, would take for something else."""
 
 
+# Go's words for numbers: underscores anywhere behind the first digit, octal with a leading 0, and 08 is a decimal.
+_INTEGER: Final = re.compile(
+    r"^[-+]?(0[xX]_*[0-9a-fA-F][0-9a-fA-F_]*|0[bB]_*[01][01_]*|0[oO]_*[0-7][0-7_]*|0[0-7_]*|[1-9][0-9_]*)$"
+)
+_FLOAT: Final = re.compile(
+    r"^([-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9][0-9_]*)?|[-+]\.[0-9][0-9_]*([eE][-+]?[0-9][0-9_]*)?"
+    r"|\.[0-9]+([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+)
 _JobLoader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 for _yaml in (_JobLoader, _JobDumper):
     # To kubectl a bare n is false.
     _yaml.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^[yYnN]$"), list("yYnN"))
-    _yaml.add_implicit_resolver(
-        "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9]*|0x[0-9a-fA-F]+|0o[0-7]+)$"), list("-+0123456789")
-    )
-    _yaml.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(
-            r"^([-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))"
-            r"|\.(nan|NaN|NAN))$"
-        ),
-        list("-+0123456789."),
-    )
+    _yaml.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
+    _yaml.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node), 0)
+    text = loader.construct_scalar(node).replace("_", "").lower()
+    digits = text.lstrip("-+")
+    return int(text, 8 if digits.isdigit() and digits.startswith("0") else 0)
 
 
 def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    text = loader.construct_scalar(node).lower().replace(".inf", "inf").replace(".nan", "nan")
-    return float(text)
+    text = loader.construct_scalar(node).replace("_", "").lower()
+    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
 
 def _construct_text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
@@ -77,7 +78,8 @@ def _construct_text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
         ) from None
 
 
-_JobLoader.add_constructor("tag:yaml.org,2002:str", _construct_text)
+for _tag in ("str", "value", "merge"):  # a bare = or << is text where it is no key
+    _JobLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct_text)
 _JobLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 _JobLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, field_validator
 
-from .base import ApiModel, JsonObject, ObjectName, Quantity, refusal
+from .base import MAX_MAP_ENTRIES, ApiModel, JsonObject, ObjectName, Quantity, refusal
 from .enums import (
     AccessMode,
     InferenceEngine,
@@ -19,6 +19,7 @@ from .enums import (
     TrainerPrecision,
     Transport,
 )
+from .overlay import without_nulls
 
 RESERVED_ENGINE_ARGS: Final = {
     "model": "set spec.model.source",
@@ -53,14 +54,18 @@ RESERVED_ENGINE_ARGS: Final = {
     "config": "write its flags into engineArgs",
 }
 """Engine flags that the run sets itself, with what to do instead."""
+COUNTED_ENGINE_ARGS: Final = ("max-model-len", "kv-cache-memory-bytes")
+"""Engine flags that the run itself reads: whole numbers above 0."""
+MAX_COUNT: Final = 2**53
+"""Above this a number may come out of the API server as another one."""
 
 
 class Resources(ApiModel):
     """Kubernetes resource requests and limits (cluster only)."""
 
-    requests: dict[str, Quantity] = Field(default_factory=dict)
+    requests: dict[str, Quantity] = Field(default_factory=dict, max_length=MAX_MAP_ENTRIES)
     """What is reserved: `cpu`, `memory`, `nvidia.com/gpu`, ..."""
-    limits: dict[str, Quantity] = Field(default_factory=dict)
+    limits: dict[str, Quantity] = Field(default_factory=dict, max_length=MAX_MAP_ENTRIES)
     """What may be used at most."""
 
 
@@ -91,10 +96,11 @@ class PodRole(ApiModel):
         for key in value:
             if key not in ("metadata", "spec"):
                 raise refusal(f"has no field {key!r}", f"a pod template has metadata and spec; write it as spec.{key}")
-        return value
+        return without_nulls(value)
 
 
-Image = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^\S+$", examples=["ghcr.io/me/my-env:1.0"])]
+# Not \S: what counts as a space is not the same to pydantic and to the API server.
+Image = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[!-~]+$", examples=["ghcr.io/me/my-env:1.0"])]
 
 
 class WeightSyncSpec(ApiModel):
@@ -115,6 +121,10 @@ class WeightSyncSpec(ApiModel):
 def _flag_spelling(name: str) -> str:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.strip().lstrip("-")).lower()
     return re.sub(r"[^a-z0-9.]+", "-", words).strip("-") or "for instance max-num-batched-tokens"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT
 
 
 class InferenceSpec(PodRole):
@@ -148,9 +158,8 @@ class InferenceSpec(PodRole):
                 raise refusal(f"{name!r} is not spelt as a flag of the engine", f"write {_flag_spelling(name)}")
             if setting is None:
                 raise refusal(f"{name} has no value", "give one (true for a bare flag), or remove it")
-        for name in ("max-model-len", "kv-cache-memory-bytes"):
-            setting = value.get(name)
-            if name in value and (not isinstance(setting, int) or isinstance(setting, bool) or setting < 1):
+        for name in COUNTED_ENGINE_ARGS:
+            if name in value and not _is_count(setting := value[name]):
                 raise refusal(f"{name} must be a whole number above 0, and is {setting!r}", "give a plain number")
         return value
 

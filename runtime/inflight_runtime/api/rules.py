@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from .errors import Problem, show
+from .overlay import find_overlay_problems
 
 if TYPE_CHECKING:
     from .job import RLTrainingSpec
@@ -192,6 +193,12 @@ def _checkpoint(spec: RLTrainingSpec) -> Iterator[Problem]:
         )
 
 
+def _overlays(spec: RLTrainingSpec) -> Iterator[Problem]:
+    for name in ("coordinator", "inference", "actors", "trainer"):
+        overlay = getattr(spec, name).pod_template
+        yield from find_overlay_problems(overlay, f"spec.{name}.podTemplate")
+
+
 _RULES: Final[tuple[Callable[[RLTrainingSpec], Iterator[Problem]], ...]] = (
     _model,
     _loss,
@@ -203,4 +210,5 @@ _RULES: Final[tuple[Callable[[RLTrainingSpec], Iterator[Problem]], ...]] = (
     _trainer,
     _reference,
     _checkpoint,
+    _overlays,
 )

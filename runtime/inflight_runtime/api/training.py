@@ -17,7 +17,8 @@ from .enums import (
     ZeroVariance,
 )
 
-ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"  # not \w, which is ASCII to the API server and Unicode to pydantic
+ENTRYPOINT_PATTERN = rf"^{_NAME}(\.{_NAME})*:{_NAME}$"
 
 
 class SecretKey(ApiModel):

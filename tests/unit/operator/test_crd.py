@@ -11,6 +11,7 @@ import yaml
 
 from inflight_operator.crd import TARGET, build_crd, render_crd
 from inflight_operator.validation import FREE_AT_RUN_TIME
+from inflight_runtime.api.placement import COUNTED_ENGINE_ARGS, RESERVED_ENGINE_ARGS
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STRUCTURE = {"$ref", "anyOf", "oneOf", "allOf", "const", "title", "examples", "$defs"}
@@ -58,14 +59,11 @@ def test_the_schema_is_structural(schema: dict[str, Any]) -> None:
 
 
 def test_every_field_is_explained(schema: dict[str, Any]) -> None:
-    """`kubectl explain` shows these; the inside of a pod template is Kubernetes' own."""
+    """`kubectl explain` shows these. Of the metadata a schema may say nothing."""
     silent = [
         path
         for path, node in nodes(schema)
-        if path.startswith((".spec", ".status"))
-        and "podTemplate." not in path
-        and not path.endswith("]")
-        and not node.get("description")
+        if not path.startswith(".metadata") and not path.endswith("]") and not node.get("description")
     ]
     assert not silent
 
@@ -90,7 +88,24 @@ def test_every_rule_says_how_to_mend_it(schema: dict[str, Any]) -> None:
     rules = [rule for _, node in nodes(schema) for rule in node.get("x-kubernetes-validations", ())]
     assert len(rules) > 30
     for rule in rules:
-        assert ";" in rule["message"], rule
+        # With a value to show the message is an expression.
+        assert ("message" in rule) != ("messageExpression" in rule)
+        assert "; " in rule.get("message", "") or " (got %s); " in rule.get("messageExpression", "")
+
+
+def test_no_rule_is_there_twice_and_nothing_is_an_alias(schema: dict[str, Any]) -> None:
+    for path, node in nodes(schema):
+        rules = [(rule["rule"], rule.get("fieldPath")) for rule in node.get("x-kubernetes-validations", ())]
+        assert len(set(rules)) == len(rules), path
+    assert not [token for token in yaml.scan(render_crd()) if isinstance(token, yaml.AliasToken)]
+
+
+def test_engine_flags_of_the_run_are_declared_for_rules_to_reach_them(schema: dict[str, Any]) -> None:
+    args = at(schema, ".spec.inference.engineArgs")
+    assert args["x-kubernetes-preserve-unknown-fields"] is True
+    assert set(RESERVED_ENGINE_ARGS) | set(COUNTED_ENGINE_ARGS) <= set(args["properties"])
+    for spelling in ("max_num_seqs", "--port", "no-enable-lora", "max_model_len"):
+        assert args["properties"][spelling]["x-kubernetes-validations"]
 
 
 def test_what_may_not_change_while_a_job_runs_is_everything_else(schema: dict[str, Any]) -> None:
