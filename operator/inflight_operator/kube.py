@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -25,6 +25,7 @@ LIST_PAGE: Final = 500
 APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 MERGE: Final = "application/merge-patch+json"
 JSON: Final = "application/json"
+LEASES: Final = "/apis/coordination.k8s.io/"
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -125,6 +126,8 @@ class Kube:
     def __init__(self, configuration: kubernetes_client.Configuration, deadline_s: float = CALL_DEADLINE_S) -> None:
         self._api: Any = kubernetes_client.ApiClient(configuration)  # its methods have no types
         self._deadline_s = deadline_s
+        self.before_write: Callable[[], None] = lambda: None
+        """Called right before each write is sent, those to Leases apart; what it raises stops the write."""
 
     @classmethod
     async def connect(cls, kubeconfig: str = "", deadline_s: float = CALL_DEADLINE_S) -> Self:
@@ -245,6 +248,8 @@ class Kube:
                 request = await self._api.param_serialize(
                     method, path, {}, list((query or {}).items()), headers, body, auth_settings=["BearerToken"]
                 )
+                if method != "GET" and not path.startswith(LEASES):
+                    self.before_write()
                 response = await self._api.call_api(*request)
                 text = await response.read()
         except TimeoutError:

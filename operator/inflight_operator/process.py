@@ -10,7 +10,7 @@ import signal
 import socket
 import uuid
 from collections import Counter
-from typing import Final
+from typing import Final, NoReturn
 
 from inflight_operator.apply import Applier
 from inflight_operator.events import EventWriter
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 LEASE: Final = "inflight-operator"
 STUCK_S: Final = 180.0
-"""Work that has waited or run this long never ends: one call is cut off after a minute."""
+"""Work that has stood still this long never goes on: one call is cut off after a minute."""
 TRY_AGAIN_S: Final = 5.0
 COUNT_EVERY_S: Final = 5.0
 
@@ -97,6 +97,14 @@ class Operator:
         leadership = Leadership(kube, namespace, LEASE, identity)
         await leadership.acquire()
         self._metrics.leader(True)
+
+        def check() -> None:
+            try:
+                leadership.check()
+            except LeaseLost as error:
+                _end_at_once(error)
+
+        kube.before_write = check
         hold = asyncio.create_task(self._hold(leadership))
         try:
             await self._act(kube)
@@ -108,10 +116,7 @@ class Operator:
         try:
             await leadership.hold()
         except LeaseLost as error:
-            # Nothing may be written any more: no clean-up is worth a second operator at work.
-            logger.error("the lease is lost: %s", error)
-            logging.shutdown()
-            os._exit(1)
+            _end_at_once(error)
 
     async def _act(self, kube: Kube) -> None:
         settings = self._settings
@@ -151,14 +156,21 @@ class Operator:
                 )
 
     def _healthy(self) -> str:
-        waited = 0.0 if self._queue is None else self._queue.oldest_wait_s()
-        return "" if waited < STUCK_S else f"work has been under way for {waited:.0f} s"
+        stuck = 0.0 if self._queue is None else self._queue.stuck_s()
+        return "" if stuck < STUCK_S else f"work has stood still for {stuck:.0f} s"
 
     async def _count(self, store: Store) -> None:
         while True:
             jobs = [job for key in store if (job := store.job(key)) is not None]
             self._metrics.phases(Counter((job.get("status") or {}).get("phase") or "Pending" for job in jobs))
             await asyncio.sleep(COUNT_EVERY_S)
+
+
+def _end_at_once(error: LeaseLost) -> NoReturn:
+    """Nothing may be written any more: no clean-up is worth a second operator at work."""
+    logger.error("the lease is lost: %s", error)
+    logging.shutdown()
+    os._exit(1)
 
 
 async def _until_readable(sync: Sync) -> None:
@@ -179,8 +191,10 @@ async def _watch(settings: Settings, sync: Sync) -> None:
     """Watch, anew whenever a kind has come or gone: Kopf looks only once what there is."""
     while True:
         changed = asyncio.Event()
-        watch = Watch(settings, watched_kinds(sync.missing), sync.seen)
+        kinds = watched_kinds(sync.missing)
+        watch = Watch(settings, kinds, sync.seen)
         watch.start()
+        logger.info("watching %s", ", ".join(kinds))
         try:
             async with asyncio.TaskGroup() as group:
                 ended = group.create_task(watch.ended())

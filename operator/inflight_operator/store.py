@@ -8,6 +8,7 @@ is written so that it fails on a newer object (POST first, uids), and the next e
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ WATCHED: Final = (
     "JobSet",
 )
 """Kinds of children that are watched: all but Secrets, which the operator may not list."""
+MOST_GRAVES: Final = 10_000
+"""Deleted objects that are remembered: a read or a write that began before may bring one of them back much later."""
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -41,12 +44,16 @@ def key_of(kind: str, manifest: Manifest) -> str:
 
 
 class Store:
-    """Objects by job. An older version never replaces a newer one."""
+    """Objects by job. An older version never replaces a newer one, nor brings back what was deleted after it."""
 
     def __init__(self) -> None:
         # As text: a tenth of what the parsed objects would take.
         self._jobs: dict[str, tuple[int, bytes]] = {}
         self._children: dict[str, dict[Address, tuple[int, bytes]]] = {}
+        self._whose: dict[tuple[str, str, str], str] = {}
+        """Keys by kind, namespace and name of a child: its label may be changed."""
+        self._graves: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        """Versions of deletions by kind, namespace and name."""
 
     def __iter__(self) -> Iterator[str]:
         """Keys of all jobs."""
@@ -69,7 +76,7 @@ class Store:
         found = self._children.get(key, {}).get(address)
         return None if found is None else json.loads(found[1])
 
-    def put(self, kind: str, manifest: Manifest) -> str:
+    def put(self, kind: str, manifest: Manifest) -> set[str]:
         """Take in an object.
 
         Args:
@@ -77,36 +84,31 @@ class Store:
             manifest: the whole object.
 
         Returns:
-            Key of its job if this is news, else an empty string.
+            Keys of the jobs that this is news of: none, its own, or two when its label was changed by hand.
         """
-        key = key_of(kind, manifest)
-        if not key:
-            return ""
-        place, address = self._place(kind, key, manifest["metadata"]["name"])
-        version = _version(manifest)
-        known = place.get(address)
-        if known is not None and version <= known[0]:
-            return ""
-        place[address] = (version, _compact(kind, manifest))
-        return key
+        key, version = key_of(kind, manifest), _version(manifest)
+        namespace, name = _place(manifest)
+        before = key if kind == KIND else self._whose.get((kind, namespace, name), "")
+        if version <= max(self._version_of(kind, before, name), self._graves.get((kind, namespace, name), -1)):
+            return set()
+        if before and before != key:
+            self._drop(kind, before, name)
+        if key:
+            self._keep(kind, key, name, (version, _compact(kind, manifest)))
+        return {key, before} - {""}
 
-    def remove(self, kind: str, manifest: Manifest) -> str:
-        """Drop an object that was deleted; key of its job, empty when nothing was known of it."""
-        key = key_of(kind, manifest)
-        if not key:
-            return ""
-        place, address = self._place(kind, key, manifest["metadata"]["name"])
-        known = place.get(address)
-        if known is None or known[0] > _version(manifest):
-            return ""
-        del place[address]
-        if not self._children.get(key):
-            self._children.pop(key, None)
-        return key
-
-    def forget(self, key: str) -> None:
-        """Drop the children of a job that has gone."""
-        self._children.pop(key, None)
+    def remove(self, kind: str, manifest: Manifest) -> set[str]:
+        """Drop an object that was deleted; key of its job, none when nothing was known of it."""
+        namespace, name = _place(manifest)
+        key = key_of(kind, manifest) if kind == KIND else self._whose.get((kind, namespace, name), "")
+        version, known = _version(manifest), self._version_of(kind, key, name)
+        if known > version:
+            return set()
+        self._bury(kind, namespace, name, version)
+        if known < 0:
+            return set()
+        self._drop(kind, key, name)
+        return {key}
 
     def compare(self, kind: str, listed: Iterable[Manifest], as_of: str) -> tuple[set[str], list[Manifest]]:
         """Drop what is not listed any more.
@@ -119,42 +121,76 @@ class Store:
         Returns:
             Keys of the jobs that lost something, and the listed objects that are newer than what is known.
         """
-        present: dict[tuple[str, Address], int] = {}
+        present: set[tuple[str, str]] = set()
         newer: list[Manifest] = []
         for manifest in listed:
+            namespace, name = _place(manifest)
+            present.add((namespace, name))
             key = key_of(kind, manifest)
-            if not key:
-                continue
-            name = manifest["metadata"]["name"]
-            version = _version(manifest)
-            place, address = self._place(kind, key, name)
-            present[key, (kind, name)] = version
-            known = place.get(address)
-            if known is None or known[0] < version:
+            known = max(self._version_of(kind, key, name), self._graves.get((kind, namespace, name), -1))
+            if key and known < _version(manifest):
                 newer.append(manifest)
         lost: set[str] = set()
         limit = _number(as_of)
-        for key, (found, version) in self._known(kind):
-            if (key, found) not in present and version <= limit:
+        for key, name, version in self._known(kind):
+            namespace = key.partition("/")[0]
+            if (namespace, name) not in present and version <= limit:
                 lost.add(key)
-                place, address = self._place(kind, key, found[1])
-                del place[address]
+                self._drop(kind, key, name)
+                self._bury(kind, namespace, name, limit)
         return lost, newer
 
-    def _known(self, kind: str) -> list[tuple[str, tuple[Address, int]]]:
+    def drop_all(self, kind: str) -> set[str]:
+        """Drop all objects of a kind that the API server does not have any more; keys of their jobs."""
+        lost = set()
+        for key, name, _ in self._known(kind):
+            lost.add(key)
+            self._drop(kind, key, name)
+        return lost
+
+    def _known(self, kind: str) -> list[tuple[str, str, int]]:
+        """Key, name and version of all objects of a kind."""
         if kind == KIND:
-            return [(key, ((KIND, key.partition("/")[2]), version)) for key, (version, _) in self._jobs.items()]
+            return [(key, key.partition("/")[2], version) for key, (version, _) in self._jobs.items()]
         return [
-            (key, (address, version))
+            (key, name, version)
             for key, children in self._children.items()
-            for address, (version, _) in children.items()
-            if address[0] == kind
+            for (of, name), (version, _) in children.items()
+            if of == kind
         ]
 
-    def _place(self, kind: str, key: str, name: str) -> tuple[dict[Any, tuple[int, bytes]], Any]:
+    def _version_of(self, kind: str, key: str, name: str) -> int:
+        found = self._jobs.get(key) if kind == KIND else self._children.get(key, {}).get((kind, name))
+        return -1 if found is None else found[0]
+
+    def _keep(self, kind: str, key: str, name: str, kept: tuple[int, bytes]) -> None:
+        namespace = key.partition("/")[0]
+        self._graves.pop((kind, namespace, name), None)
         if kind == KIND:
-            return self._jobs, key
-        return self._children.setdefault(key, {}), (kind, name)
+            self._jobs[key] = kept
+            return
+        self._whose[kind, namespace, name] = key
+        self._children.setdefault(key, {})[kind, name] = kept
+
+    def _drop(self, kind: str, key: str, name: str) -> None:
+        if kind == KIND:
+            del self._jobs[key]
+            return
+        del self._whose[kind, key.partition("/")[0], name]
+        del self._children[key][kind, name]
+        if not self._children[key]:
+            del self._children[key]
+
+    def _bury(self, kind: str, namespace: str, name: str, version: int) -> None:
+        grave = (kind, namespace, name)
+        self._graves[grave] = max(version, self._graves.pop(grave, -1))
+        if len(self._graves) > MOST_GRAVES:
+            self._graves.popitem(last=False)
+
+
+def _place(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    metadata = manifest["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
 
 
 def _version(manifest: Mapping[str, Any]) -> int:

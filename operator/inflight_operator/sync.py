@@ -18,6 +18,8 @@ from inflight_runtime.api import KIND
 
 logger = logging.getLogger(__name__)
 
+FIRST_CHECK_S: Final = 5.0
+"""After watches have begun: what was deleted between the first reading and theirs, none of them tells."""
 EVERY_S: Final = 60.0
 MISSING_EVERY_S: Final = 5.0
 """Kinds that are not installed are looked for this often."""
@@ -43,8 +45,8 @@ class Sync:
 
     def seen(self, kind: str, event: str, manifest: Manifest) -> None:
         """Take in an event of a watch."""
-        key = self._store.remove(kind, manifest) if event == "DELETED" else self._store.put(kind, manifest)
-        if key:
+        keys = self._store.remove(kind, manifest) if event == "DELETED" else self._store.put(kind, manifest)
+        for key in keys:
             self._changed(key)
 
     async def start(self) -> None:
@@ -96,7 +98,7 @@ class Sync:
         """
         before = set(self.missing)
         clock = asyncio.get_running_loop().time
-        due = clock() + EVERY_S
+        due = clock() + FIRST_CHECK_S
         while True:
             await asyncio.sleep(min(max(0.0, due - clock()), MISSING_EVERY_S if self.missing else EVERY_S))
             try:
@@ -122,20 +124,19 @@ class Sync:
             return
         self.missing.discard(kind)
         for manifest in listed:
-            if key := self._store.put(kind, manifest):
+            for key in self._store.put(kind, manifest):
                 self._changed(key)
 
     async def _fetch(self, kind: str, manifest: Manifest) -> None:
         metadata = manifest["metadata"]
         found = await self._kube.get(kind, metadata["namespace"], metadata["name"])
-        if found is not None and (key := self._store.put(kind, found)):
+        for key in set() if found is None else self._store.put(kind, found):
             logger.info("a watch did not tell of a changed %s of %s", kind, key)
             self._changed(key)
 
     def _gone(self, kind: str) -> None:
         self.missing.add(kind)
-        lost, _ = self._store.compare(kind, [], str(2**63))
-        for key in lost:
+        for key in self._store.drop_all(kind):
             self._changed(key)
 
 

@@ -79,6 +79,8 @@ class WorkQueue:
         """Keys added while they are being worked on."""
         self._later: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
+        self._moved = 0.0
+        """When a call last began or ended."""
 
     def __len__(self) -> int:
         """Keys that wait for a worker now."""
@@ -112,15 +114,23 @@ class WorkQueue:
             timer.cancel()
 
     def oldest_wait_s(self) -> float:
-        """Seconds that the longest waiting key has waited, or the longest call has taken; 0 when there is neither.
-
-        A liveness probe compares it with a bound that is well above the deadline of one call.
-        """
+        """Seconds that the longest waiting key has waited, or the longest call has taken; 0 when there is neither."""
         began = [*self._since.values(), *self._running.values()]
         return self._now() - min(began) if began else 0.0
 
+    def stuck_s(self) -> float:
+        """Seconds for which nothing has moved though there is work; 0 when there is none.
+
+        Long queues are no reason to restart a process, calls that never end are.
+        """
+        if not self._since and not self._running:
+            return 0.0
+        waits = [self._now() - max(self._moved, min(self._since.values()))] if self._since else []
+        return max([*waits, *(self._now() - began for began in self._running.values())])
+
     async def run(self) -> None:
         """Work until cancelled."""
+        self._moved = self._now()
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(self._workers):
@@ -134,11 +144,12 @@ class WorkQueue:
         while True:
             key = await self._ready.get()
             del self._since[key]
-            self._running[key] = self._now()
+            self._running[key] = self._moved = self._now()
             try:
                 await self._attempt(key)
             finally:
                 del self._running[key]
+                self._moved = self._now()
                 if key in self._again:
                     self._again.discard(key)
                     self.add(key)

@@ -106,7 +106,7 @@ class OperatorProcess:
         """Wait until this life has seen the cluster and watches it."""
         before = self._starts
         file = self._directory / f"operator-{before:03}.log"
-        eventually("the operator watches", lambda: "Initial authentication has finished" in file.read_text(), 30)
+        eventually("the operator watches", lambda: ": watching " in file.read_text(), 30)
 
     def _end(self, number: signal.Signals) -> int:
         process, self._process = self._process, None
