@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from inflight_operator import names
 from inflight_operator.builders import Child, Manifest
 from inflight_operator.children import Owner, Step, model_fetched, next_step, stop_step
 from inflight_operator.kube import FIELD_MANAGER, Kube, KubeError
 from inflight_operator.lifecycle import LOOK_AGAIN_S, Cause
 from inflight_operator.ownership import as_applied
-from inflight_operator.refusals import Refusal, refusal_of
+from inflight_operator.refusals import Refusal, refusal_of, stale
 from inflight_operator.store import Store
 from inflight_operator.tokens import Tokens
 
@@ -129,40 +130,57 @@ class Applier:
             KubeError: the API server would not.
         """
         step = stop_step(live)
-        if step.verb in ("patch", "delete"):
+        if step.verb not in ("patch", "delete"):
+            return
+        try:
             await self._write(key, live["kind"], live, step)
+        except KubeError as error:
+            if not stale(error):
+                raise
+            await self._look(key, live)
 
-    async def delete(self, live: Manifest) -> None:
+    async def delete(self, key: str, live: Manifest) -> None:
         """Delete an object, unless that is under way.
 
         Raises:
             KubeError: the API server would not.
         """
         metadata = live["metadata"]
-        if not metadata.get("deletionTimestamp"):
+        if metadata.get("deletionTimestamp"):
+            return
+        try:
             await self._kube.delete(live["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
+        except KubeError as error:
+            if not stale(error):
+                raise
+            await self._look(key, live)
+        else:
             self._on_write(live["kind"], "delete")
 
     async def _ensure(
         self, key: str, child: Child, owner: Owner, trainer_pods: Callable[[], Awaitable[int]]
     ) -> Refusal | None:
-        if child.kind == "Secret":
-            return await self._tokens.ensure(child.manifest, owner.uid)
         address = (owner.uid, child.kind, child.name)
         live = self._store.child(key, (child.kind, child.name))
-        step = next_step(child, live, owner)
-        if child.kind == "JobSet" and step.verb == "wait" and owner.trainer_pods is None:
-            owner = replace(owner, trainer_pods=await trainer_pods())
-            step = next_step(child, live, owner)
+        # Secrets are not watched: who keeps the tokens finds out by itself what is to do.
+        step = Step("create") if child.kind == "Secret" else next_step(child, live, owner)
         kept = self._refused.get(address)
-        if kept is not None and kept.due > self._clock() and kept.body == step.body:
-            return kept.refusal
+        looked_only = False
         try:
-            refusal = await self._take(key, child, live, step, owner)
+            if child.kind == "JobSet" and step.verb == "wait" and owner.trainer_pods is None:
+                owner = replace(owner, trainer_pods=await trainer_pods())
+                step = next_step(child, live, owner)
+            if kept is not None and kept.due > self._clock() and kept.body == step.body:
+                return kept.refusal
+            if child.kind == "Secret":
+                refusal = await self._tokens.ensure(child.manifest, owner.uid)
+            else:
+                refusal = await self._persist(key, child, live, step, owner)
+                looked_only = step.verb in ("wait", "refuse")
         except KubeError as error:
             refusal = refusal_of(error, child.kind, child.name)
             logger.warning("%s %s: %s: %s", step.verb, child.kind, refusal.cause.reason, refusal.cause.message)
-        if refusal is None or step.verb in ("wait", "refuse"):
+        if refusal is None or looked_only:
             # What was only looked at costs nothing to look at again.
             self._refused.pop(address, None)
             return refusal
@@ -170,6 +188,33 @@ class Applier:
         pause = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(failures - 1, 10))
         self._refused[address] = _Refused(refusal, failures, self._clock() + pause, step.body)
         return refusal
+
+    async def _persist(self, key: str, child: Child, live: Manifest | None, step: Step, owner: Owner) -> Refusal | None:
+        """Take a step; where the cluster has moved on since it was last seen, look and decide again."""
+        for last in (False, False, True):
+            try:
+                return await self._take(key, child, live, step, owner)
+            except KubeError as error:
+                if last or not stale(error) or (error.missing and step.verb == "create"):
+                    raise
+            live = await self._look(key, child.manifest)
+            step = next_step(child, live, owner)
+        raise AssertionError("unreachable")
+
+    async def _look(self, key: str, manifest: Manifest) -> Manifest | None:
+        """An object as it is now."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        found = await self._kube.get(kind, manifest["metadata"]["namespace"], name)
+        if found is None:
+            known = self._store.child(key, (kind, name))
+            if known is not None:
+                self._store.remove(kind, known)
+            return None
+        found["kind"] = kind
+        # What the watch does not show stays out of the store: nobody would tell when it goes.
+        if (found["metadata"].get("labels") or {}).get("app.kubernetes.io/managed-by") == names.MANAGED_BY:
+            self._store.put(kind, found)
+        return found
 
     async def _take(self, key: str, child: Child, live: Manifest | None, step: Step, owner: Owner) -> Refusal | None:
         if step.verb in ("wait", "refuse"):
@@ -184,12 +229,9 @@ class Applier:
             except KubeError as error:
                 if not error.exists:
                     raise
-            namespace, name = step.body["metadata"]["namespace"], child.name
-            found = await self._kube.get(child.kind, namespace, name)
+            found = await self._look(key, child.manifest)
             if found is None:
-                return Refusal(Cause("WaitingForDeletion", f"{child.kind} {name} is just going"), passing=True)
-            found["kind"] = child.kind
-            self._store.put(child.kind, found)
+                return Refusal(Cause("WaitingForDeletion", f"{child.kind} {child.name} is just going"), passing=True)
             step = next_step(child, found, owner)
             if step.verb == "create":
                 return None

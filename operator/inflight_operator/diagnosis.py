@@ -17,6 +17,17 @@ IMAGE_REASONS: Final = frozenset(
 WAITING_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 CRASHES: Final = "CrashLoopBackOff"
 MAX_WORDS: Final = 1_000
+_SECOND: Final = len("2006-01-02T15:04:05")
+_REFUSED_PODS: Final = (
+    ("exceeded quota|failed quota", "QuotaExceeded"),
+    (r"(minimum|maximum) .* usage per|limit to request ratio", "LimitRangeViolated"),
+    ("violates PodSecurity", "PodSecurityViolated"),
+    ("(?i)service ?account .*not found", "ServiceAccountMissing"),
+    ("no PriorityClass with name", "PriorityClassMissing"),
+    ("failed calling webhook", "WebhookUnavailable"),
+    ("denied", "AdmissionDenied"),
+    ("is invalid:", "InvalidPodTemplate"),
+)
 ORDER: Final = (
     "ImagePullFailed",
     "ContainerCannotStart",
@@ -55,23 +66,31 @@ def creation_cause(events: Sequence[Manifest]) -> Cause | None:
     failed = [event for event in events if event.get("reason") in ("FailedCreate", "JobCreationFailed")]
     if not failed:
         return None
-    words = str(max(failed, key=_last_seen).get("message", ""))
+    last = max(failed, key=_last_seen)
+    made = [_last_seen(event) for event in events if event.get("reason") == "SuccessfulCreate"]
+    if made and max(made)[:_SECOND] > _last_seen(last)[:_SECOND]:
+        return None  # it was so once
+    words = str(last.get("message", ""))
     return Cause(creation_reason(words), shortened(_without_pod_name(words), MAX_WORDS))
 
 
+def claim_cause(name: str, events: Sequence[Manifest]) -> Cause | None:
+    """Why a claim has no volume, from its events.
+
+    Args:
+        name: of the claim.
+        events: of it.
+    """
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    if not warnings:
+        return None
+    words = shortened(str(max(warnings, key=_last_seen).get("message", "")), MAX_WORDS)
+    return Cause("ClaimPending", f"claim {name} has no volume: {words}")
+
+
 def creation_reason(words: str) -> str:
-    """One word for the API server's sentence on a pod that it refused."""
-    if "exceeded quota" in words or "failed quota" in words:
-        return "QuotaExceeded"
-    if re.search(r"(minimum|maximum) .* usage per|limit to request ratio", words):
-        return "LimitRangeViolated"
-    if "violates PodSecurity" in words:
-        return "PodSecurityViolated"
-    if "serviceaccount" in words.lower() and "not found" in words:
-        return "ServiceAccountMissing"
-    if "denied" in words:
-        return "AdmissionDenied"
-    return "PodsNotCreated"
+    """One word for the API server's sentence on a pod, or a Job of pods, that it refused."""
+    return next((reason for pattern, reason in _REFUSED_PODS if re.search(pattern, words)), "PodsNotCreated")
 
 
 def replica_failure(deployment: Manifest) -> Cause | None:

@@ -6,17 +6,21 @@ amiss.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from inflight_operator import names
 from inflight_operator.builders import Manifest
-from inflight_operator.diagnosis import creation_cause, pod_causes, replica_failure
-from inflight_operator.kube import Kube
+from inflight_operator.diagnosis import claim_cause, creation_cause, pod_causes, replica_failure
+from inflight_operator.kube import Kube, KubeError
 from inflight_operator.lifecycle import Cause
 from inflight_operator.observed import role_of
+from inflight_operator.refusals import refusal_of
 from inflight_runtime.api.status import RoleStatus
+
+logger = logging.getLogger(__name__)
 
 FIRST_LOOK_S: Final = 3.0
 """Pods that start take a moment: no news of that."""
@@ -59,7 +63,7 @@ class Looks:
         self._kube = kube
         self._clock = clock
         self._jobs: dict[str, _Memory] = {}
-        self._pauses: dict[str, tuple[str, float]] = {}
+        self._pauses: dict[str, tuple[str, float, float]] = {}
 
     def forget(self, key: str) -> None:
         """Drop what is remembered of a job."""
@@ -68,9 +72,11 @@ class Looks:
 
     def pause(self, key: str, reason: str) -> float:
         """Seconds to wait before a job that is held up for ``reason`` is tried again; grows while the reason stays."""
-        before = self._pauses.get(key)
-        pause = 1.0 if before is None or before[0] != reason else min(LAST_PAUSE_S, before[1] * 2)
-        self._pauses[key] = (reason, pause)
+        before, now = self._pauses.get(key), self._clock()
+        # Twice the pause without a word of it: it was over meanwhile.
+        goes_on = before is not None and before[0] == reason and now - before[2] <= 2 * before[1] + 1
+        pause = min(LAST_PAUSE_S, before[1] * 2) if before is not None and goes_on else FIRST_PAUSE_S / 4
+        self._pauses[key] = (reason, pause, now)
         return pause
 
     async def causes(
@@ -89,9 +95,6 @@ class Looks:
             children: its own children.
             jobs: batch Jobs with its labels.
             counts: desired and ready pods of each role.
-
-        Raises:
-            KubeError: pods or events cannot be listed.
         """
         signature: Signature = tuple(
             sorted((role, count.desired, count.ready) for role, count in counts.items() if count.ready < count.desired)
@@ -105,7 +108,13 @@ class Looks:
             kept = {} if memory is None else {role: cause for role, cause in memory.causes.items() if role in roles}
             memory = self._jobs[key] = _Memory(signature, now + FIRST_LOOK_S, causes=kept)
         if now >= memory.due:
-            memory.causes = await self._look(key, job, children, jobs, counts=counts, roles=roles)
+            try:
+                memory.causes = await self._look(key, job, children, jobs, counts=counts, roles=roles)
+            except KubeError as error:
+                # The rest of the status must be told all the same.
+                logger.warning("why roles are not ready cannot be seen: %s", error)
+                if not error.passing:
+                    memory.causes = dict.fromkeys(roles, refusal_of(error, "Pod", "of the job").cause)
             memory.due = now + memory.pause
             memory.pause = min(LAST_PAUSE_S, memory.pause * 2)
         return Look(memory.causes, max(0.1, memory.due - now))
@@ -130,7 +139,23 @@ class Looks:
             cause = await self._creation(namespace, role, children, jobs)
             if cause is not None:
                 causes[role] = cause
+        for role, cause in causes.items():
+            if cause.reason == "Unschedulable" and "persistentvolumeclaim" in cause.message.lower():
+                waiting = [pod for pod in alive if role_of(pod) == role]
+                causes[role] = await self._pending_claim(namespace, waiting) or cause
         return causes
+
+    async def _pending_claim(self, namespace: str, pods: Sequence[Manifest]) -> Cause | None:
+        """Why a claim that pods wait for has no volume."""
+        volumes = [volume for pod in pods for volume in pod["spec"].get("volumes") or []]
+        claims = {str(source["claimName"]) for volume in volumes if (source := volume.get("persistentVolumeClaim"))}
+        for name in sorted(claims):
+            claim = await self._kube.get("PersistentVolumeClaim", namespace, name)
+            if claim is None or (claim.get("status") or {}).get("phase") != "Pending":
+                continue
+            if (cause := claim_cause(name, await self._events(namespace, claim))) is not None:
+                return cause
+        return None
 
     async def _creation(
         self, namespace: str, role: str, children: Sequence[Manifest], jobs: Sequence[Manifest]
@@ -141,9 +166,12 @@ class Looks:
             if maker["kind"] == "Deployment" and (cause := replica_failure(maker)) is not None:
                 return cause
         for maker in makers:
-            if maker["kind"] in ("StatefulSet", "Job", "JobSet"):
-                uid = maker["metadata"]["uid"]
-                events = await self._kube.list("Event", namespace, fields=f"involvedObject.uid={uid}")
-                if (cause := creation_cause(events)) is not None:
-                    return cause
+            if maker["kind"] not in ("StatefulSet", "Job", "JobSet"):
+                continue
+            if (cause := creation_cause(await self._events(namespace, maker))) is not None:
+                return cause
         return None
+
+    async def _events(self, namespace: str, subject: Manifest) -> list[Manifest]:
+        uid = subject["metadata"]["uid"]
+        return await self._kube.list("Event", namespace, fields=f"involvedObject.uid={uid}")

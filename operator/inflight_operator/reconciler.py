@@ -278,7 +278,7 @@ class Reconciler:
         for child in subject.owned:
             stale = start_of(child) != str(subject.status.starts)
             if child["kind"] == "ConfigMap" and stale and child["metadata"]["name"] not in wanted:
-                await self._applier.delete(subject.key, child)
+                await self._applier.delete(subject.key, subject.key, child)
 
     async def _wind_down(self, subject: Subject, found: Found, pods: list[Manifest] | None) -> float | None:
         """Suspend, finish, clean up."""
@@ -294,7 +294,7 @@ class Reconciler:
             if child["kind"] not in ("StatefulSet", "Deployment", "JobSet", "Job"):
                 continue
             if role in planned.removed and role != names.COORDINATOR:
-                await self._applier.delete(subject.key, child)
+                await self._applier.delete(subject.key, subject.key, child)
             elif role in planned.stopped:
                 await self._applier.stop(subject.key, child)
         if names.COORDINATOR in planned.removed:
@@ -316,14 +316,14 @@ class Reconciler:
         if coordinator["metadata"].get("deletionTimestamp"):
             return replace(found, reading=self._progress.latest(subject.key))
         reading = await self._progress.read_now(subject.key, self._coordinator_url(subject))
-        await self._applier.delete(subject.key, coordinator)
+        await self._applier.delete(subject.key, subject.key, coordinator)
         return replace(found, reading=reading)
 
     async def _clean(self, subject: Subject) -> None:
         """Delete everything but claims."""
         found = [child for child in subject.owned if child["kind"] not in KEPT_FOR_GOOD]
         for child in found:
-            await self._applier.delete(subject.key, child)
+            await self._applier.delete(subject.key, subject.key, child)
         if found:
             # With the first of the others: whether it has gone cannot be watched.
             await self._tokens.delete(subject.namespace, subject.job.name, subject.uid)

@@ -10,26 +10,30 @@ from inflight_operator.kube import KubeError
 from inflight_operator.lifecycle import Cause
 
 MAX_MESSAGE: Final = 2_000
-UNREACHABLE: Final = "APIServerUnavailable"
 JOBSET_INSTALL: Final = "install JobSet 0.11 or newer (https://jobset.sigs.k8s.io)"
+RENDER_AGAIN: Final = "suspend the job and mend the role's podTemplate or resources"
+RIGHTS: Final = "apply manifests/ again"
+WITH_PODS: Final = frozenset({"StatefulSet", "Deployment", "JobSet", "Job"})
+_ANY_STATUS: Final[tuple[tuple[str, str, str], ...]] = (
+    # A policy answers with the status that its author chose, a webhook with whatever it likes.
+    ("failed calling webhook", "WebhookUnavailable", "see to the webhook's Service and pods"),
+    (r"ValidatingAdmissionPolicy|admission webhook|denied (the )?request", "AdmissionDenied", ""),
+)
 _FORBIDDEN: Final[tuple[tuple[str, str, str], ...]] = (
     ("is being terminated", "NamespaceTerminating", ""),
     ("exceeded quota", "QuotaExceeded", ""),
     ("failed quota", "QuotaExceeded", "the quota asks for requests and limits on every container"),
     (
-        r"(minimum|maximum) .* usage per|(cpu|memory|storage) max limit to request ratio per",
+        r"(minimum|maximum) .* usage per|max limit to request ratio per",
         "LimitRangeViolated",
         "ask for less, or for more, in spec.<role>.resources or storage.size",
     ),
     (r"violates PodSecurity", "PodSecurityViolated", "mend the role's podTemplate"),
-    (
-        r"ValidatingAdmissionPolicy|admission webhook|denied the request|denied request",
-        "AdmissionDenied",
-        "",
-    ),
-    (r"cannot (create|get|list|patch|delete|update|watch) resource", "PermissionDenied", "apply manifests/ again"),
-    (r"cannot set blockOwnerDeletion", "PermissionDenied", "apply manifests/ again"),
+    (r"cannot (create|get|list|patch|delete|update|watch) resource", "PermissionDenied", RIGHTS),
+    (r"cannot set blockOwnerDeletion", "PermissionDenied", RIGHTS),
 )
+"""Patterns of the API server's words, the reason they stand for, and what to do about it."""
+_OWN_WEBHOOK: Final = re.compile(r'admission webhook "[mv]jobset\.kb\.io" denied')
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +61,57 @@ def refusal_of(error: KubeError, kind: str, name: str) -> Refusal:
     """
     what = f"{kind} {name}"
     if error.status == 0:
-        return Refusal(Cause(UNREACHABLE, f"{what}: the API server does not answer"), passing=True)
+        return Refusal(Cause("APIServerUnavailable", f"{what}: the API server does not answer"), passing=True)
+    if _OWN_WEBHOOK.search(error.message):
+        return Refusal(_cause("InvalidPodTemplate", what, error, RENDER_AGAIN), stalled=True)
+    for pattern, reason, remedy in _ANY_STATUS:
+        if re.search(pattern, error.message):
+            return Refusal(_cause(reason, what, error, remedy))
+    if error.status == 409:
+        return Refusal(_cause("Conflict", what, error), passing=True)
     if error.passing:
         return Refusal(_cause("APIServerUnavailable", what, error), passing=True)
     if error.status == 404:
-        if kind == "JobSet":
-            return Refusal(Cause("JobSetMissing", f"{what}: the cluster has no JobSet; {JOBSET_INSTALL}"))
-        return Refusal(_cause("NotFound", what, error))
+        return Refusal(_not_found(kind, what, error))
     if error.status == 403:
         for pattern, reason, remedy in _FORBIDDEN:
             if re.search(pattern, error.message):
                 return Refusal(_cause(reason, what, error, remedy), passing=reason == "NamespaceTerminating")
         return Refusal(_cause("Forbidden", what, error))
-    if "admission webhook" in error.message or "denied the request" in error.message:
-        return Refusal(_cause("AdmissionDenied", what, error))
     if error.status in (400, 422):
-        unknown = re.search(r"unknown field|Unsupported value|field not declared in schema", error.message)
-        if unknown and kind == "JobSet" and "template.spec.template" not in error.message:
-            return Refusal(_cause("JobSetTooOld", what, error, JOBSET_INSTALL))
-        if kind == "PersistentVolumeClaim":
-            return Refusal(_cause("ClaimRefused", what, error))
-        remedy = "suspend the job and mend the role's podTemplate or resources"
-        return Refusal(_cause("InvalidPodTemplate", what, error, remedy), stalled=True)
-    return Refusal(_cause(error.reason or "Refused", what, error))
+        return _invalid(kind, what, error)
+    return Refusal(_cause("Refused", what, error))
+
+
+def stale(error: KubeError) -> bool:
+    """Whether a write was refused because the object is not, or no longer, the one that was meant."""
+    other = error.status == 422 and "metadata.uid: Invalid value" in error.message
+    return error.missing or other or (error.status == 409 and not error.exists)
 
 
 def shortened(text: str, limit: int = MAX_MESSAGE) -> str:
     """A message of bearable length in one line."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def _not_found(kind: str, what: str, error: KubeError) -> Cause:
+    if error.message.startswith("namespaces "):
+        return _cause("NamespaceTerminating", what, error)
+    if kind == "JobSet" and "jobsets" not in error.message:
+        return Cause("JobSetMissing", f"{what}: the cluster has no JobSet; {JOBSET_INSTALL}")
+    return _cause("NotFound", what, error)
+
+
+def _invalid(kind: str, what: str, error: KubeError) -> Refusal:
+    unknown = re.search(r"unknown field|Unsupported value|field not declared in schema", error.message)
+    if unknown and kind == "JobSet" and "template.spec.template" not in error.message:
+        return Refusal(_cause("JobSetTooOld", what, error, JOBSET_INSTALL))
+    if kind == "PersistentVolumeClaim":
+        return Refusal(_cause("ClaimRefused", what, error))
+    if kind in WITH_PODS:
+        return Refusal(_cause("InvalidPodTemplate", what, error, RENDER_AGAIN), stalled=True)
+    return Refusal(_cause("Refused", what, error))
 
 
 def _cause(reason: str, what: str, error: KubeError, remedy: str = "") -> Cause:

@@ -16,12 +16,12 @@ from inflight_operator.builders.pods import TOKEN_KEY
 from inflight_operator.children import belongs_to
 from inflight_operator.kube import Kube, KubeError
 from inflight_operator.lifecycle import Cause
-from inflight_operator.refusals import Refusal, refusal_of
+from inflight_operator.refusals import Refusal
+from inflight_runtime.api import KIND
 
 TOKEN_BYTES: Final = 32
 CHECK_EVERY_S: Final = 300.0
 """Nobody tells us when a Secret is deleted, so one looks from time to time."""
-RETRY_S: Final = 2.0
 
 
 class TokenError(Exception):
@@ -54,34 +54,24 @@ class Tokens:
         self._on_write = on_write
         self._clock = clock
         self._known: dict[tuple[str, str], _Known] = {}
-        self._refused: dict[tuple[str, str], tuple[str, float, Refusal]] = {}
 
-    async def ensure(self, manifest: Manifest, uid: str, *, fresh: bool = False) -> Refusal | None:
-        """See to it that a job has its Secret.
+    async def ensure(self, manifest: Manifest, uid: str) -> Refusal | None:
+        """See to it that a job has its Secret; the answer to a failure is not remembered.
 
         Args:
             manifest: the Secret as built; its data is replaced.
             uid: of the job.
-            fresh: whether the job has just been made, so that there can be no Secret yet.
+
+        Raises:
+            KubeError: the API server would not.
         """
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         address = (namespace, name)
         known = self._known.get(address)
         if known is not None and known.uid == uid and self._clock() - known.checked < CHECK_EVERY_S:
             return None
-        refused = self._refused.get(address)
-        if refused is not None and refused[0] == uid and refused[1] > self._clock():
-            return refused[2]
         token = known.token if known is not None and known.uid == uid else ""
-        try:
-            refusal = await self._see_to(manifest, uid, token, create_first=fresh and not token)
-        except KubeError as error:
-            refusal = refusal_of(error, "Secret", name)
-        if refusal is None:
-            self._refused.pop(address, None)
-        else:
-            self._refused[address] = (uid, self._clock() + RETRY_S, refusal)
-        return refusal
+        return await self._see_to(manifest, uid, token)
 
     async def token(self, namespace: str, job: str, fresh: bool = False) -> str:
         """A job's token.
@@ -107,7 +97,6 @@ class Tokens:
         """Drop a job's token."""
         address = (namespace, names.token(job))
         self._known.pop(address, None)
-        self._refused.pop(address, None)
 
     async def delete(self, namespace: str, job: str, uid: str) -> None:
         """Delete a job's Secret, once.
@@ -122,10 +111,10 @@ class Tokens:
             self._on_write("Secret", "delete")
         self.forget(namespace, job)
 
-    async def _see_to(self, manifest: Manifest, uid: str, token: str, *, create_first: bool) -> Refusal | None:
+    async def _see_to(self, manifest: Manifest, uid: str, token: str) -> Refusal | None:
         metadata = manifest["metadata"]
         address = (metadata["namespace"], metadata["name"])
-        found = None if create_first else await self._kube.get("Secret", *address)
+        found = await self._kube.get("Secret", *address)
         if found is None:
             text = token or secrets.token_urlsafe(TOKEN_BYTES)
             data = {TOKEN_KEY: base64.b64encode(text.encode()).decode()}
@@ -140,7 +129,7 @@ class Tokens:
             return Refusal(Cause("WaitingForDeletion", f"Secret {address[1]} is just going"), passing=True)
         if not belongs_to(found, uid):
             owners = found["metadata"].get("ownerReferences") or []
-            if any(one.get("kind") == "RLTrainingJob" for one in owners):
+            if any(one.get("kind") == KIND for one in owners):
                 message = f"Secret {address[1]} belongs to a job of this name that was deleted, and will go too"
                 return Refusal(Cause("WaitingForDeletion", message), passing=True)
             message = f"Secret {address[1]} exists already and does not belong to this job; delete it or rename the job"
