@@ -235,6 +235,24 @@ def test_without_an_answer_leadership_ends_in_time_and_says_why() -> None:
     virtual(main)
 
 
+def test_a_process_that_was_stopped_knows_before_it_writes() -> None:
+    async def main() -> None:
+        store, stopped_s = Store(), 0.0
+        first = contender(Link(store), "a", clock=lambda: now() + stopped_s)
+        with pytest.raises(LeaseLost):
+            first.check()
+        await first.acquire()
+        async with task(first.hold()):
+            for _ in range(60):
+                first.check()
+                await asyncio.sleep(1.0)
+            stopped_s = 10.0
+            with pytest.raises(LeaseLost, match="for 10 s"):
+                first.check()
+
+    virtual(main)
+
+
 def test_a_short_outage_costs_nothing() -> None:
     async def main() -> None:
         store, down = Store(), ""
