@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from inflight_operator.schema import Schema, structural_schema
 from inflight_operator.validation import ROLES, STRUCTURED, SWITCHES, add_rules, flag_of, refused_engine_args
-from inflight_runtime.api import API_VERSION, KIND, RLTrainingJob
+from inflight_runtime.api import API_VERSION, KIND, RLTrainingJob, show
 from inflight_runtime.api.loading import dump_yaml
 from inflight_runtime.api.overlay import MAX_CONTAINERS, MAX_ENV, MAX_LABELS, MAX_TEXT
 from inflight_runtime.api.placement import MAX_COUNT
@@ -97,10 +97,27 @@ def _schema() -> Schema:
     conditions = properties["status"]["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     schema["required"] = ["spec"]
+    _tell_bounds(properties["spec"])
     for role in ROLES:
         properties["spec"]["properties"][role]["properties"]["podTemplate"] |= _overlay()
     properties["spec"]["properties"]["inference"]["properties"]["engineArgs"]["properties"] = _engine_args()
     return add_rules(schema)
+
+
+def _tell_bounds(schema: Schema) -> None:
+    """Put default and bounds into the descriptions: ``kubectl explain`` shows neither."""
+    for part in schema.get("properties", {}).values():
+        _tell_bounds(part)
+        words = []
+        default = part.get("default")
+        if default not in (None, "", []) and not isinstance(default, dict):
+            words.append(f"default {default if isinstance(default, str) else show(default)}")
+        for bound, inclusive, exclusive in (("minimum", "at least", "above"), ("maximum", "at most", "below")):
+            if bound in part:
+                words.append(f"{exclusive if part.get(f'exclusive{bound.capitalize()}') else inclusive} {part[bound]}")
+        if words:
+            words[0] = words[0][0].upper() + words[0][1:]
+            part["description"] += f" {', '.join(words)}."
 
 
 def _overlay() -> Schema:

@@ -186,6 +186,29 @@ def test_every_scalar_is_read_as_kubectl_reads_it(cluster: Cluster, jobs: str) -
         assert isinstance(mine, bool) == isinstance(kubectls, bool), scalar
 
 
+def test_a_whole_number_with_a_point_is_refused_where_kubectl_drops_the_point(cluster: Cluster, jobs: str) -> None:
+    text = dump_yaml(GOOD).replace("    steps: 100\n", "    steps: 1e2\n")
+    with pytest.raises(JobError, match="write 100"):
+        parse_job(text, "job.yaml")
+    applied = cluster.kubectl("apply", "-n", jobs, "-f", "-", "--dry-run=server", "-o", "json", stdin=text)
+    assert json.loads(applied)["spec"]["algorithm"]["steps"] == 100
+
+
+@pytest.mark.parametrize(
+    ("command", "norm"), [(["create"], None), (["apply", "--server-side"], None), (["apply"], 1)], ids=str
+)
+def test_a_null_that_means_something_is_kept_but_for_client_side_apply(
+    cluster: Cluster, jobs: str, command: list[str], norm: int | None
+) -> None:
+    """Client-side apply sends no nulls, so that there ``gradClipNorm: null`` is the default and not "no clipping"."""
+    text = dump_yaml(changed("spec: {trainer: {optimizer: {gradClipNorm: null}}, algorithm: {loss: {isCap: null}}}"))
+    assert parse_job(text, "job.yaml").spec.trainer.optimizer.grad_clip_norm is None
+    shown = cluster.kubectl(*command, "-n", jobs, "-f", "-", "--dry-run=server", "-o", "json", stdin=text)
+    spec = json.loads(shown)["spec"]
+    assert spec["trainer"]["optimizer"]["gradClipNorm"] == norm
+    assert ("isCap" in spec["algorithm"]["loss"]) == (norm is None)
+
+
 def test_a_key_given_twice_is_refused_where_kubectl_takes_the_last(cluster: Cluster, jobs: str) -> None:
     text = dump_yaml(GOOD).replace("    steps: 100\n", "    steps: 100\n    steps: 200\n")
     with pytest.raises(JobError, match="given twice"):
@@ -370,6 +393,11 @@ def test_explain_says_what_every_field_is_for(cluster: Cluster, path: str) -> No
     for field in model.model_fields.values():
         assert f"{field.alias} <" in explained
         assert " ".join((field.description or "missing").split()) in explained
+
+
+def test_explain_tells_defaults_and_bounds(cluster: Cluster) -> None:
+    explained = " ".join(cluster.kubectl("explain", "rltj.spec.trainer").split())
+    assert "from its last checkpoint. Default 3, at least 0, at most 1000." in explained
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -68,6 +68,20 @@ def test_every_field_is_explained(schema: dict[str, Any]) -> None:
     assert not silent
 
 
+def test_descriptions_end_with_default_and_bounds(schema: dict[str, Any]) -> None:
+    """`kubectl explain` shows neither by itself."""
+    for path, words in (
+        (".algorithm.groupSize", "at least two. Default 8, at least 2, at most 4096."),
+        (".trainer.optimizer.learningRate", "Default 1e-06, above 0, at most 1."),
+        (".trainer.optimizer.betas", "Default [0.9, 0.95]."),
+        (".checkpoint.onDelete", "Default Retain."),
+        (".algorithm.shuffle", "Default true."),
+        (".algorithm.steps", "At least 1, at most 10000000."),
+        (".sampling.stop", "besides the end-of-sequence token."),
+    ):
+        assert at(schema, f".spec{path}")["description"].endswith(words)
+
+
 def test_defaults_are_those_of_the_models_and_replicas_have_none(schema: dict[str, Any]) -> None:
     assert at(schema, ".spec.algorithm.groupSize")["default"] == 8
     assert at(schema, ".spec.sampling")["default"] == {"temperature": 1.0, "maxTokens": 8192, "stop": []}
