@@ -78,6 +78,8 @@ def next_step(child: Child, live: Manifest | None, owner: Owner) -> Step:
         owner: its job.
     """
     if live is None:
+        if child.kind == "JobSet" and owner.trainer_pods != 0:
+            return _wait("WaitingForDeletion", "pods of an earlier trainer must be gone before there is another one")
         return Step("create", stamped(child.manifest, owner.start))
     if (problem := _not_ours(child, live, owner)) is not None:
         return problem
@@ -98,6 +100,7 @@ def next_step(child: Child, live: Manifest | None, owner: Owner) -> Step:
     if scaled and not child.replicas_are_ours:
         # To leave the number out of an apply would reset it to 1.
         manifest = _with_replicas(manifest, replicas)
+    manifest = _with_revision(manifest, live)
     differs = drift(manifest, live)
     if not differs:
         return Step("leave")
@@ -123,6 +126,13 @@ def job_ended(job: Manifest) -> str:
     conditions = (job.get("status") or {}).get("conditions") or []
     true = {one.get("type") for one in conditions if one.get("status") == "True"}
     return "Complete" if "Complete" in true else "Failed" if "Failed" in true else ""
+
+
+def job_set_ended(job_set: Manifest) -> str:
+    """``Completed`` or ``Failed`` for a JobSet that has ended, else an empty string."""
+    conditions = (job_set.get("status") or {}).get("conditions") or []
+    true = {one.get("type") for one in conditions if one.get("status") == "True"}
+    return "Completed" if "Completed" in true else "Failed" if "Failed" in true else ""
 
 
 def model_fetched(job: Manifest, owner: Owner) -> bool:
@@ -166,14 +176,18 @@ def _claim_problem(child: Child, live: Manifest, owner: Owner) -> Step | None:
 
 
 def _job_set_step(child: Child, live: Manifest, owner: Owner) -> Step:
-    """JobSets cannot be changed: suspended ones are resumed, and made anew when they should look different."""
+    """JobSets cannot be changed: suspended ones are resumed, and made anew when they should look different.
+
+    One that has counted restarts is made anew as well: being stopped may have cost one, and none may be left.
+    """
     if start_of(live) == str(owner.start):
         return Step("leave")
-    if _hash(live) == _hash(child.manifest):
+    spent = (live.get("status") or {}).get("restarts", 0) > 0 or job_set_ended(live)
+    if _hash(live) == _hash(child.manifest) and not spent:
         patch = _guarded(live, {"suspend": False})
         patch["metadata"]["annotations"] = {names.START_ANNOTATION: str(owner.start)}
         return Step("patch", patch, note="a new start")
-    if not live["spec"].get("suspend"):
+    if not live["spec"].get("suspend") and not job_set_ended(live):
         return Step("patch", _guarded(live, {"suspend": True}), note="to be made anew")
     if owner.trainer_pods != 0:
         return _wait("WaitingForDeletion", "the trainer's last pods must be gone before it is made anew")
@@ -197,7 +211,8 @@ def _model_step(child: Child, live: Manifest, owner: Owner) -> Step:
 def _claim_step(child: Child, live: Manifest, owner: Owner) -> Step:
     """Claims keep their spec; a start makes one larger when the job asks for more. Somebody may have grown it since."""
     fresh = start_of(live) != str(owner.start)
-    metadata = stamped(child.manifest, owner.start)["metadata"]
+    manifest = stamped(child.manifest, owner.start)
+    metadata = (manifest if fresh else _with_revision(manifest, live))["metadata"]
     wanted = {"metadata": {name: metadata[name] for name in ("labels", "annotations")}}
     owners = metadata.get("ownerReferences", [])
     owned = belongs_to(live, owner.uid)
@@ -222,6 +237,14 @@ def _scale(child: Child, live: Manifest) -> Step:
 
 def _with_replicas(manifest: Manifest, replicas: Any) -> Manifest:
     return {**manifest, "spec": {**manifest["spec"], "replicas": replicas}}
+
+
+def _with_revision(manifest: Manifest, live: Manifest) -> Manifest:
+    """The manifest as by the builders that made the object: the same result of newer ones is no news."""
+    metadata = manifest["metadata"]
+    revision = (live["metadata"].get("annotations") or {}).get(names.REVISION_ANNOTATION)
+    annotations = metadata["annotations"] | ({} if revision is None else {names.REVISION_ANNOTATION: revision})
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
 def _guarded(live: Manifest, spec: Manifest | None, annotations: dict[str, str] | None = None) -> Manifest:

@@ -68,6 +68,7 @@ class World:
         trainer: its JobSet.
         pods: pods of each role that have not ended, those being deleted included; ``None`` when nobody has looked
             (:func:`pods_matter`).
+        settled: roles whose controllers have seen that they should have no pods.
         grace_s: grace period of each role's pods.
         active_deadline_s: ``lifecycle.activeDeadlineSeconds``.
         ttl_s: ``lifecycle.ttlSecondsAfterFinished``.
@@ -79,6 +80,7 @@ class World:
     status: JobStatus
     trainer: Trainer = Trainer()
     pods: Mapping[str, int] | None = None
+    settled: frozenset[str] = frozenset()
     grace_s: Mapping[str, float] = field(default_factory=dict)
     active_deadline_s: int | None = None
     ttl_s: int | None = None
@@ -157,20 +159,19 @@ def _suspend(world: World) -> Plan:
         return Plan("Suspending", leave=True, stopped=frozenset({names.ACTOR, names.MODEL}), again_s=LOOK_AGAIN_S)
     since = parse_time(status.suspending_since) or world.now
     pods = world.pods or {}
-    stopped, limit, waits = {names.MODEL}, 0.0, ""
+    left = [role for role in STOP_ORDER if world.pods is None or pods.get(role, 0) or role not in world.settled]
+    left += [role for role in pods if role not in STOP_ORDER and pods[role]]
+    if not left:
+        return Plan("Suspended", stopped=everything)
+    stopped, limit = {names.MODEL}, 0.0
     for role in STOP_ORDER:
         stopped.add(role)
         limit += world.grace_s.get(role, 0.0) + STOP_MARGIN_S
-        if world.pods is None or pods.get(role, 0):
-            waits = waits or role
-            if (world.now - since).total_seconds() < limit:
-                break
-    if world.pods is not None and not any(pods.values()):
-        return Plan("Suspended", stopped=everything)
-    waits = waits or next((role for role, count in pods.items() if count), "")
-    count = pods.get(waits, 0)
-    message = f"waiting for {count} {waits} pod{'' if count == 1 else 's'} to end"
-    return Plan("Suspending", stopped=frozenset(stopped), waits_for=message, again_s=LOOK_AGAIN_S)
+        if role in left and (world.now - since).total_seconds() < limit:
+            break
+    count = pods.get(left[0], 0)
+    waits = f"{count} {left[0]} pod{'' if count == 1 else 's'}" if count else f"the {left[0]}'s pods"
+    return Plan("Suspending", stopped=frozenset(stopped), waits_for=f"waiting for {waits} to end", again_s=LOOK_AGAIN_S)
 
 
 def _completing(world: World) -> Plan:

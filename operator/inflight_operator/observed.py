@@ -7,8 +7,8 @@ from typing import Any
 
 from inflight_operator import names
 from inflight_operator.builders import Manifest
-from inflight_operator.children import job_ended, start_of
-from inflight_operator.lifecycle import Trainer, parse_time
+from inflight_operator.children import belongs_to, job_ended, job_set_ended, start_of
+from inflight_operator.lifecycle import STOP_ORDER, Trainer, parse_time
 from inflight_runtime.api import RLTrainingJob
 from inflight_runtime.api.status import JobStatus, RoleStatus
 
@@ -18,19 +18,38 @@ def role_of(manifest: Manifest) -> str:
     return str((manifest["metadata"].get("labels") or {}).get(names.ROLE_LABEL, ""))
 
 
-def trainer_of(children: Sequence[Manifest], start: int) -> Trainer:
-    """State of the trainer's JobSet among a job's children."""
+def trainer_of(children: Sequence[Manifest], status: JobStatus) -> Trainer:
+    """State of the trainer's JobSet among a job's children.
+
+    A trainer that is told to stop may end with an error, and its JobSet fail of that: this is not the run's failure.
+    """
     job_set = _job_set(children)
     if job_set is None:
         return Trainer()
+    suspended = bool(job_set["spec"].get("suspend"))
     # Suspended by us it is until the patch of this start; what comes later is somebody else's.
-    suspended = bool(job_set["spec"].get("suspend")) and start_of(job_set) == str(start)
+    of_this_start = start_of(job_set) == str(status.starts)
+    stopped = not of_this_start or (suspended and status.phase in ("Suspending", "Suspended"))
     for condition in (job_set.get("status") or {}).get("conditions") or []:
-        if condition.get("type") in ("Completed", "Failed") and condition.get("status") == "True":
+        succeeded = condition.get("type") == "Completed"
+        failed = condition.get("type") == "Failed" and not stopped
+        if condition.get("status") == "True" and (succeeded or failed):
             ended = parse_time(str(condition.get("lastTransitionTime", "")))
-            succeeded = condition["type"] == "Completed"
-            return Trainer(True, suspended, ended, succeeded, str(condition.get("message", "")))
-    return Trainer(True, suspended)
+            return Trainer(True, suspended and of_this_start, ended, succeeded, str(condition.get("message", "")))
+    return Trainer(True, suspended and of_this_start)
+
+
+def settled_of(children: Sequence[Manifest], jobs: Sequence[Manifest]) -> frozenset[str]:
+    """Roles that have been stopped and whose controllers have seen it: none of these gets another pod.
+
+    Without this, a list of pods from just before a controller made one would pass for the end.
+
+    Args:
+        children: the job's own.
+        jobs: batch Jobs with the job's labels, the trainer's among them.
+    """
+    restless = {role_of(child) for child in children if not _settled(child, jobs)}
+    return frozenset({*STOP_ORDER, names.MODEL} - restless)
 
 
 def counts_of(children: Sequence[Manifest], jobs: Sequence[Manifest], job: RLTrainingJob) -> dict[str, RoleStatus]:
@@ -52,14 +71,11 @@ def counts_of(children: Sequence[Manifest], jobs: Sequence[Manifest], job: RLTra
             counts[names.MODEL] = RoleStatus(desired=1, ready=min(1, status.get("ready", 0)))
     job_set = _job_set(children)
     if job_set is not None:
-        ended = trainer_of(children, 0).ended is not None
-        desired = 0 if ended or job_set["spec"].get("suspend") else job.spec.trainer.nodes
-        uid = job_set["metadata"]["uid"]
+        desired = 0 if job_set_ended(job_set) or job_set["spec"].get("suspend") else job.spec.trainer.nodes
         ready = sum(
             (one.get("status") or {}).get("ready", 0)
             for one in jobs
-            if not one["metadata"].get("deletionTimestamp")
-            and any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or [])
+            if not one["metadata"].get("deletionTimestamp") and belongs_to(one, job_set["metadata"]["uid"])
         )
         counts[names.TRAINER] = RoleStatus(desired=desired, ready=min(desired, ready))
     return counts
@@ -84,6 +100,21 @@ def grace_of(children: Sequence[Manifest]) -> dict[str, float]:
         if isinstance(template, dict):
             found[role_of(child)] = float(template["spec"].get("terminationGracePeriodSeconds", 30))
     return found
+
+
+def _settled(child: Manifest, jobs: Sequence[Manifest]) -> bool:
+    metadata, spec, status = child["metadata"], child.get("spec") or {}, child.get("status") or {}
+    if child["kind"] in ("StatefulSet", "Deployment"):
+        seen = status.get("observedGeneration", 0) >= metadata.get("generation", 0)
+        return spec.get("replicas") == 0 and seen and not status.get("replicas")
+    if child["kind"] == "JobSet":
+        own = [one for one in jobs if belongs_to(one, metadata["uid"]) and not job_ended(one)]
+        paused = all(one["spec"].get("suspend") and not (one.get("status") or {}).get("active") for one in own)
+        told = any(
+            one.get("type") == "Suspended" and one.get("status") == "True" for one in status.get("conditions") or []
+        )
+        return bool(job_set_ended(child)) or (bool(spec.get("suspend")) and told and paused)
+    return True
 
 
 def _job_set(children: Sequence[Manifest]) -> Manifest | None:

@@ -35,7 +35,7 @@ from inflight_operator.kube import Kube, KubeError
 from inflight_operator.lifecycle import Cause, Plan, World, plan, pods_matter
 from inflight_operator.looks import Looks
 from inflight_operator.merge import MergeError
-from inflight_operator.observed import counts_of, grace_of, restarts_of, role_of, trainer_of
+from inflight_operator.observed import counts_of, grace_of, restarts_of, role_of, settled_of, trainer_of
 from inflight_operator.progress import ProgressReader
 from inflight_operator.refusals import Refusal, refusal_of, shortened
 from inflight_operator.settings import Settings
@@ -88,6 +88,11 @@ class Subject:
     def owned(self) -> list[Manifest]:
         """Children that are this job's."""
         return [child for child in self.children.values() if belongs_to(child, self.uid)]
+
+    @property
+    def batch_jobs(self) -> list[Manifest]:
+        """Batch Jobs with the job's labels, the trainer's among them."""
+        return [child for address, child in self.children.items() if address[0] == "Job"]
 
 
 class Reconciler:
@@ -156,7 +161,11 @@ class Reconciler:
         if QUEUE_LABEL in (raw["metadata"].get("labels") or {}) and not status.starts:
             message = f"label {QUEUE_LABEL}: queues are not supported yet; remove the label"
             return await self._refuse(key, raw, status, Cause("QueueNotSupported", message))
-        return await self._work(subject)
+        again = await self._work(subject)
+        # An answer to our own write may have held a newer spec; then its event, later, is no news.
+        newest = self._store.job(key)
+        moved = newest is not None and newest["metadata"].get("generation") != raw["metadata"].get("generation")
+        return 0.0 if moved else again
 
     def _forget(self, key: str) -> None:
         uid = self._uids.pop(key, "")
@@ -168,7 +177,7 @@ class Reconciler:
 
     async def _work(self, subject: Subject) -> float | None:
         now = self._now()
-        trainer = trainer_of(subject.owned, subject.status.starts)
+        trainer = trainer_of(subject.owned, subject.status)
         pods: list[Manifest] | None = None
         if pods_matter(subject.status, subject.job.spec.suspend, trainer):
             pods = await self._pods(subject)
@@ -180,6 +189,7 @@ class Reconciler:
                 status=subject.status,
                 trainer=trainer,
                 pods=None if pods is None else pods_left(pods),
+                settled=settled_of(subject.owned, subject.batch_jobs),
                 grace_s=grace_of(subject.owned),
                 active_deadline_s=lifecycle.active_deadline_seconds,
                 ttl_s=lifecycle.ttl_seconds_after_finished,
@@ -207,13 +217,27 @@ class Reconciler:
         owner = Owner(subject.job.name, subject.uid, start, subject.job.spec.checkpoint.resume_from)
 
         async def trainer_pods() -> int:
-            return pods_left(await self._pods(subject)).get(names.TRAINER, 0)
+            return await self._trainer_pods(subject)
 
+        children = _of_this_start(children, subject)
         applied = await self._applier.run(subject.key, children, owner, trainer_pods)
         subject = replace(subject, children=self._store.children(subject.key))
         if applied.refusal is None and not applied.waits_for_model:
             await self._sweep(subject, children)
         return await self._tell(subject, found, children, applied)
+
+    async def _trainer_pods(self, subject: Subject) -> int:
+        """Trainer pods that have not ended, or may still come."""
+        subject = replace(subject, children=self._store.children(subject.key))
+        job_sets = [child for child in subject.owned if child["kind"] == "JobSet"]
+        orphans = [
+            one
+            for one in subject.batch_jobs
+            if role_of(one) == names.TRAINER
+            and not any(belongs_to(one, job_set["metadata"]["uid"]) for job_set in job_sets)
+        ]
+        coming = names.TRAINER not in settled_of(subject.owned, subject.batch_jobs) or bool(orphans)
+        return pods_left(await self._pods(subject)).get(names.TRAINER, 0) or int(coming)
 
     async def _begin(self, subject: Subject, code: EnvironmentCode) -> Subject:
         """Freeze what the run is rendered from, before any child is written for it."""
@@ -278,13 +302,18 @@ class Reconciler:
         for child in subject.owned:
             stale = start_of(child) != str(subject.status.starts)
             if child["kind"] == "ConfigMap" and stale and child["metadata"]["name"] not in wanted:
-                await self._applier.delete(subject.key, subject.key, child)
+                await self._applier.delete(subject.key, child)
 
     async def _wind_down(self, subject: Subject, found: Found, pods: list[Manifest] | None) -> float | None:
         """Suspend, finish, clean up."""
         planned = found.plan
         if planned.phase == "Failed" and subject.status.phase != "Failed":
+            # All in one write: whoever goes on from here must know the reason, it decides what is removed.
             found = replace(found, failure=await self._why(subject, planned, pods))
+            subject = replace(subject, status=left(subject.status, planned, self._now(), {}))
+            self._progress_while(subject, planned)
+            await self._tell(subject, found, None, Applied())
+            return 0.0
         if planned.leave:
             replicas = {role: _replicas(subject.owned, role) for role in (names.INFERENCE, names.ACTOR)}
             subject = await self._write_status(subject, left(subject.status, planned, self._now(), replicas))
@@ -294,7 +323,7 @@ class Reconciler:
             if child["kind"] not in ("StatefulSet", "Deployment", "JobSet", "Job"):
                 continue
             if role in planned.removed and role != names.COORDINATOR:
-                await self._applier.delete(subject.key, subject.key, child)
+                await self._applier.delete(subject.key, child)
             elif role in planned.stopped:
                 await self._applier.stop(subject.key, child)
         if names.COORDINATOR in planned.removed:
@@ -316,14 +345,14 @@ class Reconciler:
         if coordinator["metadata"].get("deletionTimestamp"):
             return replace(found, reading=self._progress.latest(subject.key))
         reading = await self._progress.read_now(subject.key, self._coordinator_url(subject))
-        await self._applier.delete(subject.key, subject.key, coordinator)
+        await self._applier.delete(subject.key, coordinator)
         return replace(found, reading=reading)
 
     async def _clean(self, subject: Subject) -> None:
         """Delete everything but claims."""
         found = [child for child in subject.owned if child["kind"] not in KEPT_FOR_GOOD]
         for child in found:
-            await self._applier.delete(subject.key, subject.key, child)
+            await self._applier.delete(subject.key, child)
         if found:
             # With the first of the others: whether it has gone cannot be watched.
             await self._tokens.delete(subject.namespace, subject.job.name, subject.uid)
@@ -344,8 +373,7 @@ class Reconciler:
     ) -> float | None:
         """Write the status when it says something new."""
         live = [child for child in subject.owned if not child["metadata"].get("deletionTimestamp")]
-        jobs = [child for address, child in subject.children.items() if address[0] == "Job"]
-        counts = counts_of(live, jobs, subject.job)
+        counts = counts_of(live, subject.batch_jobs, subject.job)
         found = replace(
             found,
             counts=counts,
@@ -353,7 +381,7 @@ class Reconciler:
             waits_for_model=applied.waits_for_model,
             restarts=restarts_of(live, subject.status),
             gpus=subject.status.gpus if children is None else requested_gpus(children),
-            trainer=trainer_of(live, subject.status.starts),
+            trainer=trainer_of(live, subject.status),
         )
         if found.plan.phase in ("Suspended", "Succeeded", "Failed"):
             found = replace(found, gpus=0)
@@ -362,7 +390,7 @@ class Reconciler:
             found = replace(found, endpoints=self._endpoints(subject, applied))
             self._follow(subject, counts.get(names.COORDINATOR))
             found = replace(found, reading=self._progress.latest(subject.key))
-            look = await self._looks.causes(subject.key, subject.job.name, live, jobs, counts)
+            look = await self._looks.causes(subject.key, subject.job.name, live, subject.batch_jobs, counts)
             found = replace(found, causes=look.causes)
             again += [look.again_s, CHECK_EVERY_S]
         subject = await self._write_status(subject, new_status(subject.job.name, subject.status, found, self._now()))
@@ -402,7 +430,7 @@ class Reconciler:
             new = status.model_copy(
                 update={"conditions": new.conditions, "observed_generation": new.observed_generation}
             )
-        written = await self._patch_status(raw, status, new)
+        written = await self._patch_status(raw, new)
         await self._events.tell(written, status, new)
         return None
 
@@ -411,11 +439,11 @@ class Reconciler:
         return await self._kube.list("Pod", subject.namespace, selector)
 
     async def _write_status(self, subject: Subject, new: JobStatus) -> Subject:
-        raw = await self._patch_status(subject.raw, subject.status, new)
+        raw = await self._patch_status(subject.raw, new)
         return replace(subject, raw=raw, status=new)
 
-    async def _patch_status(self, raw: Manifest, old: JobStatus, new: JobStatus) -> Manifest:
-        patch = merge_patch(wire(old), wire(new))
+    async def _patch_status(self, raw: Manifest, new: JobStatus) -> Manifest:
+        patch = merge_patch(wire(_status_of(raw)), wire(new))
         if not patch:
             return raw
         metadata = raw["metadata"]
@@ -437,6 +465,17 @@ def _status_of(raw: Manifest) -> JobStatus:
 def _job_of(raw: Manifest) -> RLTrainingJob:
     metadata = {name: raw["metadata"][name] for name in ("name", "namespace") if name in raw["metadata"]}
     return validate_job({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": raw.get("spec")}, "")
+
+
+def _of_this_start(children: Sequence[Child], subject: Subject) -> list[Child]:
+    """The children without ConfigMaps that only newer builders would make: the pods name those of their start."""
+    start = str(subject.status.starts)
+    there = {
+        (child["kind"], role_of(child)): child["metadata"]["name"]
+        for child in subject.owned
+        if child["kind"] == "ConfigMap" and start_of(child) == start
+    }
+    return [child for child in children if there.get((child.kind, child.role), child.name) == child.name]
 
 
 def _replicas(children: Sequence[Manifest], role: str) -> int | None:

@@ -335,6 +335,8 @@ def _ready(new: JobStatus, found: Found, failure: Cause) -> tuple[bool, Cause, b
                 phase if phase == "Starting" else "NotReady", f"{role} is not ready"
             )
             return False, missing, False
+    if phase != "Running":
+        return False, Cause(phase, ""), False
     return True, Cause("Running", ""), False
 
 
