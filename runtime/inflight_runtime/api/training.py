@@ -100,9 +100,9 @@ class LossSpec(ApiModel):
 
     kind: LossKind = "reinforce_tis"
     """`reinforce_tis`: logprob x advantage x detached min(ratio, isCap). `ppo`: the clipped surrogate."""
-    is_cap: float | None = Field(default_factory=_default_is_cap, gt=0, le=1000)
-    """Cap of the importance weight in `reinforce_tis`; null for no cap. Default 2 with `reinforce_tis`; `ppo` has
-    none."""
+    is_cap: float | None = Field(default_factory=_default_is_cap, ge=0, le=1000)
+    """Cap of the importance weight in `reinforce_tis`; 0 or null for no cap (plain `kubectl apply` drops nulls).
+    Default 2 with `reinforce_tis`; `ppo` has none."""
     clip_low: float | None = Field(default_factory=_default_clip, ge=0, lt=1)
     """`ppo` keeps the ratio above 1 - clipLow. Default 0.2 with `ppo`."""
     clip_high: float | None = Field(default_factory=_default_clip, ge=0, le=100)

@@ -404,7 +404,7 @@ def _trainer(job: RLTrainingJob, addresses: Addresses) -> roles.TrainerConfig:
         micro_batch_tokens=pod.FROM_MODEL if unknown else micro_batch_tokens(job, model.max_length),
         loss=roles.LossConfig(
             kind=loss.kind,
-            is_cap=loss.is_cap,
+            is_cap=loss.is_cap or None,
             entropy_bonus=loss.entropy_bonus,
             normalization=loss.normalization,
             **{name: value for name, value in clips.items() if value is not None},
@@ -417,7 +417,7 @@ def _trainer(job: RLTrainingJob, addresses: Addresses) -> roles.TrainerConfig:
             betas=(optimizer.betas[0], optimizer.betas[1]),
             eps=optimizer.eps,
             weight_decay=optimizer.weight_decay,
-            grad_clip_norm=optimizer.grad_clip_norm,
+            grad_clip_norm=optimizer.grad_clip_norm or None,
             schedule=optimizer.schedule,
             warmup_steps=optimizer.warmup_steps,
         ),

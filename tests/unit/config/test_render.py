@@ -328,3 +328,11 @@ def test_a_rendered_server_is_a_command_line_that_vllm_launch_takes(tmp_path: Pa
 def test_every_flag_that_the_launcher_refuses_is_refused_in_the_job() -> None:
     ours = set(RESERVED_ENGINE_ARGS) | {"max-model-len"}  # the job's own spelling for a shorter longest sequence
     assert set(vllm_launch.RESERVED_ARGS) <= ours
+
+
+@pytest.mark.parametrize("off", [0, None])
+def test_no_cap_and_no_clipping_can_be_asked_for_in_two_ways(tmp_path: Path, off: int | None) -> None:
+    # Plain kubectl apply drops nulls, so that there must be another one.
+    job = make_job(algorithm={"loss": {"isCap": off}}, trainer={"optimizer": {"gradClipNorm": off}})
+    trainer = render_in(tmp_path, job).trainer
+    assert (trainer.loss.is_cap, trainer.optimizer.grad_clip_norm) == (None, None)
