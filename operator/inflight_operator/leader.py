@@ -114,7 +114,8 @@ class Leadership:
                         return
             except (KubeError, TimeoutError) as error:
                 self._complain(error)
-            await asyncio.sleep(TRY_EVERY_S * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311
+            pause = TRY_EVERY_S * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
+            await asyncio.sleep(min(pause, self._free_in_s()))
 
     async def hold(self) -> None:
         """Renew the Lease until cancelled; from :meth:`acquire` on, this must run without a pause.
@@ -165,6 +166,13 @@ class Leadership:
                 "Lease %s/%s could not be released: %s. It runs out by itself in %d s",
                 *(self._namespace, self._name, _words(error), self._duration_s),
             )
+
+    def _free_in_s(self) -> float:
+        """Seconds until the holder's time is over, if it is not renewed; a pause at least."""
+        if self._seen is None or not self._seen.holder:
+            return TRY_EVERY_S
+        left = self._seen_at + self._seen.duration_s - self._clock()
+        return left if left > 0 else TRY_EVERY_S
 
     def _left_s(self) -> float:
         return self._renewed_at + self._give_up_s - self._clock()
