@@ -94,6 +94,8 @@ def _schema() -> Schema:
         properties[name] = {"type": "string", "description": properties[name]["description"]}
     properties["metadata"] = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}}
     properties["status"].pop("nullable", None)
+    # What the operator has not said is not there; a default would only bring back empty texts.
+    _drop_defaults(properties["status"])
     conditions = properties["status"]["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     schema["required"] = ["spec"]
@@ -173,6 +175,13 @@ def _engine_args() -> Schema:
             kind = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         declared[spelling] = {"description": f"Refused: it {message}.", **kind}
     return declared
+
+
+def _drop_defaults(schema: Schema) -> None:
+    schema.pop("default", None)
+    for part in (*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(part, dict):
+            _drop_defaults(part)
 
 
 def _open(properties: Schema, description: str = "", required: list[str] | None = None) -> Schema:
