@@ -179,7 +179,9 @@ class Applier:
                 looked_only = step.verb in ("wait", "refuse")
         except KubeError as error:
             refusal = refusal_of(error, child.kind, child.name)
-            logger.warning("%s %s: %s: %s", step.verb, child.kind, refusal.cause.reason, refusal.cause.message)
+            known = kept is not None and kept.refusal == refusal
+            level = logging.DEBUG if known else logging.WARNING
+            logger.log(level, "%s %s: %s: %s", step.verb, child.kind, refusal.cause.reason, refusal.cause.message)
         if refusal is None or looked_only:
             # What was only looked at costs nothing to look at again.
             self._refused.pop(address, None)

@@ -20,9 +20,19 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE: Final = 1_000
 """The API takes 1,024 characters."""
 ORDINARY: Final = frozenset(
-    {"Pending", "Starting", "Suspending", "Completing", "FetchingModel", "NotReady", "WaitingForDeletion"}
+    {
+        "Starting",
+        "Suspending",
+        "Completing",
+        "FetchingModel",
+        "NotReady",
+        "WaitingForDeletion",
+        "Conflict",
+        "APIServerUnavailable",
+        "NamespaceTerminating",
+    }
 )
-"""Reasons for not being ready that are a matter of course."""
+"""Reasons for not being ready that are a matter of course, or of a moment, or that no Event can be written of."""
 TOLD: Final = {
     "Starting": "all resources are created",
     "Running": "all roles are at work",

@@ -55,7 +55,11 @@ class Cluster:
             eventually(f"the default service account of {name}", lambda: _exists(self.kubectl, "sa/default", name))
             yield name
         finally:
-            self.kubectl("delete", "namespace", name, "--wait=false")
+            # The jobs first: deleting a namespace deletes its pods first, and no kubelet ends a fake trainer's, which
+            # its Job would wait for.
+            if not self.refused_crds:
+                self.kubectl("delete", "rltrainingjobs", "--all", "-n", name, "--ignore-not-found", "--wait=false")
+            self.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
     def service_account(self, role_file: Path, namespace: str) -> contextlib.AbstractContextManager[Path]:
         """A kubeconfig that may do exactly what the ClusterRole in ``role_file`` says; see :mod:`.access`."""
