@@ -39,7 +39,7 @@ from inflight_operator.observed import counts_of, grace_of, restarts_of, role_of
 from inflight_operator.progress import ProgressReader
 from inflight_operator.refusals import Refusal, refusal_of, shortened
 from inflight_operator.settings import Settings
-from inflight_operator.status import Found, begun, left, merge_patch, new_status, wire
+from inflight_operator.status import Found, begun, left, merge_patch, new_status, troubled, wire
 from inflight_operator.store import Address, Store
 from inflight_operator.tokens import Tokens
 from inflight_runtime.api import API_VERSION, KIND, JobError, RLTrainingJob, validate_job
@@ -161,11 +161,31 @@ class Reconciler:
         if QUEUE_LABEL in (raw["metadata"].get("labels") or {}) and not status.starts:
             message = f"label {QUEUE_LABEL}: queues are not supported yet; remove the label"
             return await self._refuse(key, raw, status, Cause("QueueNotSupported", message))
-        again = await self._work(subject)
+        try:
+            again = await self._work(subject)
+        except KubeError as error:
+            if not error.passing and not error.missing:
+                await self._tell_trouble(key, error)
+            raise
         # An answer to our own write may have held a newer spec; then its event, later, is no news.
         newest = self._store.job(key)
         moved = newest is not None and newest["metadata"].get("generation") != raw["metadata"].get("generation")
         return 0.0 if moved else again
+
+    async def _tell_trouble(self, key: str, error: KubeError) -> None:
+        """Tell what the work cannot get past, for instance a missing right to stop what should be suspended."""
+        raw = self._store.job(key)
+        if raw is None:
+            return
+        metadata, status = raw["metadata"], _status_of(raw)
+        cause = refusal_of(error, KIND, metadata["name"]).cause
+        new = troubled(status, cause, metadata.get("generation", 0), self._now())
+        try:
+            raw = await self._patch_status(raw, new)
+        except KubeError as second:
+            logger.warning("the status cannot be written: %s", second)
+            return
+        await self._events.tell(raw, status, new)
 
     def _forget(self, key: str) -> None:
         uid = self._uids.pop(key, "")

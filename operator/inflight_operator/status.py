@@ -147,6 +147,20 @@ def new_status(job: str, old: JobStatus, found: Found, now: datetime.datetime) -
     return new.model_copy(update={"conditions": _conditions(old, new, found, now)})
 
 
+def troubled(old: JobStatus, cause: Cause, generation: int, now: datetime.datetime) -> JobStatus:
+    """The status when the work could not be gone through with: as it was, but not ready.
+
+    Args:
+        old: the status so far.
+        cause: what was in the way.
+        generation: of the spec.
+        now: the time.
+    """
+    wanted: list[_Wanted] = [("Ready", "False", cause), ("Reconciling", "True", cause)]
+    kept = [one for one in old.conditions if one.type not in ("Ready", "Reconciling", "Stalled")]
+    return old.model_copy(update={"conditions": [*kept, *(_condition(old, one, generation, now) for one in wanted)]})
+
+
 def wire(status: JobStatus) -> dict[str, Any]:
     """The status as the API has it, without what says nothing."""
     data = status.model_dump(mode="json", by_alias=True, exclude_none=True)
