@@ -223,7 +223,7 @@ def _conditions(old: JobStatus, new: JobStatus, found: Found, now: datetime.date
     assert new.phase is not None
     wanted: list[_Wanted] = [_validated(found)]
     if found.invalid is None:
-        wanted += [_created(new, found), *_reachable(new.phase, found)]
+        wanted += [_created(new, found), *_reachable(old, new.phase, found)]
     wanted += [_role(role, new.phase, found) for role in ROLE_CONDITIONS]
     failure = _failure(old, found)
     wanted += _ends(new.phase, found, failure)
@@ -265,13 +265,19 @@ def _created(new: JobStatus, found: Found) -> _Wanted:
     return kind, "True", Cause("Created", "")
 
 
-def _reachable(phase: Phase, found: Found) -> list[_Wanted]:
-    reading = found.reading
-    if reading is None or phase not in ("Starting", "Running"):
+def _reachable(old: JobStatus, phase: Phase, found: Found) -> list[_Wanted]:
+    kind, reading = "CoordinatorReachable", found.reading
+    if phase not in ("Starting", "Running"):
         return []
+    if reading is None:
+        before = condition(old, kind)
+        if before is None or not found.counts.get(names.COORDINATOR, RoleStatus()).ready:
+            return []
+        # An operator that has just been started has not asked yet, which is no news.
+        return [(kind, before.status, Cause(before.reason, before.message))]
     if reading.error:
-        return [("CoordinatorReachable", "False", Cause("Unreachable", reading.error))]
-    return [("CoordinatorReachable", "True", Cause("Reachable", ""))]
+        return [(kind, "False", Cause("Unreachable", reading.error))]
+    return [(kind, "True", Cause("Reachable", ""))]
 
 
 def _role(role: str, phase: Phase, found: Found) -> _Wanted:

@@ -147,6 +147,16 @@ def test_progress_that_says_the_same_is_the_same() -> None:
     assert told(Found(RUN, 1, reading=Reading(newer)), old).progress == newer
 
 
+def test_an_operator_that_has_just_started_says_of_a_coordinator_what_was_said_before() -> None:
+    for reading in (Reading(None, error="no answer"), Reading(Progress(step=3))):
+        before = told(Found(RUN, 1, ALL_READY, TRAINS, reading=reading))
+        after = new_status("j", before, Found(RUN, 1, ALL_READY, TRAINS), LATER)
+        assert merge_patch(wire(before), wire(after)) == {}
+        not_there = {**ALL_READY, "coordinator": RoleStatus(desired=1)}
+        gone = new_status("j", before, Found(RUN, 1, not_there, TRAINS), LATER)
+        assert condition(gone, "CoordinatorReachable") is None
+
+
 def test_a_start_freezes_what_it_is_rendered_from() -> None:
     again = begun(left(STARTED, Plan("Suspending"), LATER, {}), LATER, FROZEN | {"images": {"actor": "a:2"}})
     assert (STARTED.starts, again.starts) == (1, 2)
