@@ -47,6 +47,7 @@ class Watch:
         self._kinds = kinds
         self._seen = seen
         self._stop = threading.Event()
+        self._asked = False
         self._ended: asyncio.Future[None] | None = None
 
     def start(self) -> None:
@@ -67,6 +68,7 @@ class Watch:
 
     async def stop(self) -> None:
         """End it, within a few seconds."""
+        self._asked = True
         self._stop.set()
         if self._ended is not None:
             async with asyncio.timeout(STOP_S):
@@ -78,7 +80,7 @@ class Watch:
             asyncio.run(self._operate(loop))
         except BaseException as raised:  # whatever ends the thread must be told
             error = raised
-        told = None if error is None and self._stop.is_set() else RuntimeError(f"watching ended: {error}")
+        told = None if error is None and self._asked else RuntimeError(f"watching ended: {error}")
         if told is not None:
             told.__cause__ = error
         try:
@@ -88,14 +90,18 @@ class Watch:
 
     async def _operate(self, loop: asyncio.AbstractEventLoop) -> None:
         namespace = self._settings.namespace
-        await kopf.operator(
-            registry=self._registry(loop),
-            settings=kopf_settings(),
-            standalone=True,
-            clusterwide=not namespace,
-            namespaces=[namespace] if namespace else [],
-            stop_flag=self._stop,
-        )
+        try:
+            await kopf.operator(
+                registry=self._registry(loop),
+                settings=kopf_settings(),
+                standalone=True,
+                clusterwide=not namespace,
+                namespaces=[namespace] if namespace else [],
+                stop_flag=self._stop,
+            )
+        finally:
+            # Kopf has a thread wait for it, which its loop would wait for at its end.
+            self._stop.set()
 
     def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -123,6 +129,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.inactivity_timeout = INACTIVITY_S
     settings.watching.reconnect_backoff = RECONNECT_S
     settings.queueing.idle_timeout = 1.0
+    settings.process.ultimate_exiting_timeout = None  # else it kills the whole process some time after a failure
     for kind in WATCHED:
         group, _, version = KINDS[kind].api_version.rpartition("/")
         settings.watching.label_selectors[group, version, KINDS[kind].plural] = names.WATCH_SELECTOR

@@ -188,19 +188,26 @@ async def _until_readable(sync: Sync) -> None:
 
 
 async def _watch(settings: Settings, sync: Sync) -> None:
-    """Watch, anew whenever a kind has come or gone: Kopf looks only once what there is."""
+    """Watch, anew whenever a kind has come or gone: Kopf looks only once what there is, and ends when one goes."""
     while True:
         changed = asyncio.Event()
         kinds = watched_kinds(sync.missing)
         watch = Watch(settings, kinds, sync.seen)
         watch.start()
         logger.info("watching %s", ", ".join(kinds))
+        checks = asyncio.create_task(sync.run(changed.set))
+        ended = asyncio.create_task(watch.ended())
+        tasks = [checks, ended, asyncio.create_task(changed.wait())]
         try:
-            async with asyncio.TaskGroup() as group:
-                ended = group.create_task(watch.ended())
-                checks = group.create_task(sync.run(changed.set))
-                await changed.wait()
-                checks.cancel()
-                ended.cancel()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for task in tasks:
+                task.cancel()
             await watch.stop()
+            await asyncio.wait(tasks)
+        if not checks.cancelled():
+            await checks  # it ends only by a mistake of ours
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            logger.warning("%s; watching anew", error)
+            await asyncio.sleep(TRY_AGAIN_S)
+            await sync.look()

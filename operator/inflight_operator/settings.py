@@ -5,6 +5,7 @@ Whatever a job can say itself is not a setting.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 from collections.abc import Mapping
@@ -101,12 +102,18 @@ class Settings(BaseModel):
         given = str(getattr(self, f"{role}_image"))
         if given:
             return given
-        image = f"{DEFAULT_IMAGE}:{importlib.metadata.version('inflight')}"
+        image = f"{DEFAULT_IMAGE}:{_version()}"
         return f"{self.registry.rstrip('/')}/{image}" if self.registry else image
 
     def coordinator_address(self, job: str, namespace: str, port: int) -> str:
         """URL under which the operator reaches a job's coordinator."""
         return self.coordinator_url.format(service=names.coordinator(job), namespace=namespace, port=port)
+
+
+@functools.cache
+def _version() -> str:
+    # Read from a file each time, which takes longer than to build all children.
+    return importlib.metadata.version("inflight")
 
 
 def settings_from(environ: Mapping[str, str]) -> Settings:

@@ -82,6 +82,13 @@ class Sync:
             for manifest in newer:
                 await self._fetch(kind, manifest)
 
+    async def look(self) -> None:
+        """:meth:`check`, where failing is no matter."""
+        try:
+            await self.check()
+        except KubeError as error:
+            logger.warning("the cluster cannot be looked at: %s", error)
+
     async def look_for_missing(self) -> None:
         """See whether kinds that were not installed are now."""
         for kind in sorted(self.missing):
@@ -101,14 +108,11 @@ class Sync:
         due = clock() + FIRST_CHECK_S
         while True:
             await asyncio.sleep(min(max(0.0, due - clock()), MISSING_EVERY_S if self.missing else EVERY_S))
-            try:
-                if self.missing:
-                    await self.look_for_missing()
-                if clock() >= due:
-                    due = clock() + EVERY_S
-                    await self.check()
-            except KubeError as error:
-                logger.warning("the cluster cannot be looked at: %s", error)
+            if self.missing:
+                await self.look_for_missing()
+            if clock() >= due:
+                due = clock() + EVERY_S
+                await self.look()
             if self.missing != before:
                 logger.info("kinds that are not installed: %s", ", ".join(sorted(self.missing)) or "none")
                 before = set(self.missing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import kopf
 import pytest
@@ -77,3 +78,18 @@ async def test_it_ends_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asyncio.timeout(10):
         await watch.stop()
         await watch.ended()
+
+
+async def test_a_failure_of_kopfs_ends_its_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail_as_kopf_does(*, stop_flag: threading.Event, **_: object) -> None:
+        # A thread of the loop's own waits for the flag, and the loop waits for that thread.
+        waiting = asyncio.get_running_loop().run_in_executor(None, stop_flag.wait)
+        await asyncio.wait([waiting], timeout=0.05)
+        raise ValueError("a watch has failed: 404")
+
+    monkeypatch.setattr(kopf, "operator", fail_as_kopf_does)
+    watch = Watch(Settings(), [KIND], lambda *_: None)
+    watch.start()
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="404"):
+            await watch.ended()
