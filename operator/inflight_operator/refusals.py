@@ -21,6 +21,7 @@ _ANY_STATUS: Final[tuple[tuple[str, str, str], ...]] = (
 )
 _FORBIDDEN: Final[tuple[tuple[str, str, str], ...]] = (
     ("is being terminated", "NamespaceTerminating", ""),
+    ("status unknown for quota", "QuotaUnknown", ""),
     ("exceeded quota", "QuotaExceeded", ""),
     ("failed quota", "QuotaExceeded", "the quota asks for requests and limits on every container"),
     (
