@@ -9,7 +9,7 @@ PYTEST ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration test-control-plane \
-        control-plane bench lock fmt clean
+        control-plane bench bench-operator lock fmt clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -56,6 +56,10 @@ control-plane: bootstrap ## Leave a Kubernetes control plane with JobSet and fak
 
 bench: bootstrap ## Measure real runs, about six minutes; prints one JSON (BENCH=--quick: two minutes)
 	@$(PYTHON) benchmarks/run.py $(BENCH)
+
+bench-operator: bootstrap ## Measure the operator on a control plane of its own, about ten minutes; prints one JSON
+	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only >&2
+	@$(PYTHON) benchmarks/operator_load.py $(BENCH)
 
 lock: ## Resolve the requirements again (UPGRADE="--upgrade" moves versions)
 	@scripts/lock.sh $(UPGRADE)

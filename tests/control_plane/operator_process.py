@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 
 from control_plane.cluster import Cluster, eventually
 
@@ -30,9 +32,15 @@ class OperatorProcess:
         kubeconfig: whom it acts as.
         directory: where its log goes.
         environment: settings (``INFLIGHT_...``).
+
+    Attributes:
+        user: who it is to the API server.
+        program: what Python is asked to run.
     """
 
-    def __init__(self, kubeconfig: Path, directory: Path, environment: dict[str, str]) -> None:
+    def __init__(self, kubeconfig: Path, directory: Path, environment: dict[str, str], user: str = "") -> None:
+        self.user = user
+        self.program: tuple[str, ...] = ("-m", "inflight_operator")
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("INFLIGHT_")},
             "KUBECONFIG": str(kubeconfig),
@@ -70,7 +78,7 @@ class OperatorProcess:
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / f"operator-{self._starts:03}.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "inflight_operator"],
+                [sys.executable, *self.program],
                 env=self._environment,
                 cwd=self._directory,
                 stdout=log,
@@ -98,6 +106,18 @@ class OperatorProcess:
         """Let it run again."""
         os.kill(self.pid, signal.SIGCONT)
 
+    def wait_ended(self, deadline_s: float = STOP_DEADLINE_S) -> int:
+        """Wait until it has ended of itself; its exit code."""
+        process, self._process = self._process, None
+        assert process is not None
+        return process.wait(deadline_s)
+
+    def metrics(self) -> dict[str, float]:
+        """What it measures of itself, by name and labels as they are written."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return {name: float(value) for line in lines if line[0] != "#" for name, _, value in [line.rpartition(" ")]}
+
     def rss_mb(self) -> float:
         """Resident memory, in MB."""
         return float(psutil.Process(self.pid).memory_info().rss) / 1e6
@@ -106,7 +126,7 @@ class OperatorProcess:
         """Wait until this life has seen the cluster and watches it."""
         before = self._starts
         file = self._directory / f"operator-{before:03}.log"
-        eventually("the operator watches", lambda: ": watching " in file.read_text(), 30)
+        eventually("the operator watches", lambda: "watching RLTrainingJob" in file.read_text(), 30)
 
     def _end(self, number: signal.Signals) -> int:
         process, self._process = self._process, None
@@ -121,22 +141,42 @@ class OperatorProcess:
             raise
 
 
+OPERATORS: set[str] = set()
+"""Who the operators of this session were to the API server."""
+
+
 @contextlib.contextmanager
 def operator_for(
-    cluster: Cluster, namespace: str, directory: Path, *, role: Path = CLUSTER_ROLE, **settings: str
+    cluster: Cluster,
+    namespace: str,
+    directory: Path,
+    *,
+    role: Path = CLUSTER_ROLE,
+    server: str = "",
+    account_namespace: str = "",
+    **settings: str,
 ) -> Iterator[OperatorProcess]:
-    """An operator that looks after one namespace only, so that tests do not meet; not started yet, ended at the end.
+    """An operator, as a rule for one namespace only so that tests do not meet; not started yet, ended at the end.
 
     Args:
         cluster: the control plane.
-        namespace: to look after.
+        namespace: to look after; empty for all of them.
         directory: where its log goes.
         role: file with the ClusterRole that it is bound to.
-        settings: as environment variables without their prefix, in lower case; ``namespace=""`` for all namespaces.
+        server: where it finds the API server, when that is not the usual address.
+        account_namespace: where its service account is, when not in ``namespace``.
+        settings: as environment variables without their prefix, in lower case.
     """
     environment = {f"INFLIGHT_{name.upper()}": value for name, value in {"namespace": namespace, **settings}.items()}
-    with cluster.service_account(role, namespace) as kubeconfig:
-        process = OperatorProcess(kubeconfig, directory, environment)
+    home = account_namespace or namespace
+    with cluster.service_account(role, home) as kubeconfig:
+        user = f"system:serviceaccount:{home}:{kubeconfig.stem}"
+        OPERATORS.add(user)
+        if server:
+            document = yaml.safe_load(kubeconfig.read_text())
+            document["clusters"][0]["cluster"]["server"] = server
+            kubeconfig.write_text(yaml.safe_dump(document, sort_keys=False))
+        process = OperatorProcess(kubeconfig, directory, environment, user)
         try:
             yield process
         finally:
@@ -150,6 +190,7 @@ class Coordinators:
         url: setting ``coordinator_url`` for an operator that should ask here.
         states: what to answer, by ``namespace/job``; jobs that are not in it get 503.
         asked: requests so far.
+        tokens: bearer tokens that came with them.
     """
 
     def __init__(self) -> None:
@@ -158,6 +199,7 @@ class Coordinators:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.asked += 1
+                outer.tokens.add(self.headers.get("Authorization", "").removeprefix("Bearer "))
                 namespace, service = self.path.strip("/").split("/")[:2]
                 state = outer.states.get(f"{namespace}/{service.removesuffix('-coordinator')}")
                 body = json.dumps(state or {}).encode()
@@ -172,6 +214,7 @@ class Coordinators:
 
         self.states: dict[str, dict[str, Any]] = {}
         self.asked = 0
+        self.tokens: set[str] = set()
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/{{namespace}}/{{service}}"
 

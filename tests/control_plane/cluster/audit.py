@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,11 @@ WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
 @dataclass(frozen=True)
 class AuditEvent:
-    """One answered request. ``resource`` includes the subresource (``pods/status``); both are empty for a bare URL."""
+    """One answered request. ``resource`` includes the subresource (``pods/status``); both are empty for a bare URL.
+
+    ``received`` and ``answered`` are Unix times by the API server's clock; ``reason`` and ``message`` are the API's
+    words for a refusal.
+    """
 
     verb: str
     user: str
@@ -39,6 +44,10 @@ class AuditEvent:
     name: str
     uri: str
     user_agent: str
+    received: float
+    answered: float
+    reason: str
+    message: str
 
     @property
     def is_write(self) -> bool:
@@ -78,4 +87,12 @@ def _event(record: dict[str, Any]) -> AuditEvent:
         name=what.get("name", ""),
         uri=record["requestURI"],
         user_agent=record.get("userAgent", ""),
+        received=_time(record["requestReceivedTimestamp"]),
+        answered=_time(record["stageTimestamp"]),
+        reason=record.get("responseStatus", {}).get("reason", ""),
+        message=record.get("responseStatus", {}).get("message", ""),
     )
+
+
+def _time(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
