@@ -178,7 +178,7 @@ def _claim_problem(child: Child, live: Manifest, owner: Owner) -> Step | None:
 def _job_set_step(child: Child, live: Manifest, owner: Owner) -> Step:
     """JobSets cannot be changed: suspended ones are resumed, and made anew when they should look different.
 
-    One that has counted restarts is made anew as well: being stopped may have cost one, and none may be left.
+    One that has counted restarts is made anew as well, since a resume gives all of them back.
     """
     if start_of(live) == str(owner.start):
         return Step("leave")

@@ -21,7 +21,8 @@ def role_of(manifest: Manifest) -> str:
 def trainer_of(children: Sequence[Manifest], status: JobStatus) -> Trainer:
     """State of the trainer's JobSet among a job's children.
 
-    A trainer that is told to stop may end with an error, and its JobSet fail of that: this is not the run's failure.
+    A failure counts only of a JobSet that should run: whatever a trainer ends with that is told to stop, a resume gives
+    it another try.
     """
     job_set = _job_set(children)
     if job_set is None:
@@ -110,10 +111,8 @@ def _settled(child: Manifest, jobs: Sequence[Manifest]) -> bool:
     if child["kind"] == "JobSet":
         own = [one for one in jobs if belongs_to(one, metadata["uid"]) and not job_ended(one)]
         paused = all(one["spec"].get("suspend") and not (one.get("status") or {}).get("active") for one in own)
-        told = any(
-            one.get("type") == "Suspended" and one.get("status") == "True" for one in status.get("conditions") or []
-        )
-        return bool(job_set_ended(child)) or (bool(spec.get("suspend")) and told and paused)
+        # Its own condition says nothing more, and never comes where its controller cannot even make a Service.
+        return bool(job_set_ended(child)) or (bool(spec.get("suspend")) and paused)
     return True
 
 

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from control_plane.cluster import Kubectl, eventually
+from control_plane.cluster.reading import Reader
 from inflight_operator.merge import merge_template
 
+HOLD = "test.inflight.dev/hold"
+"""A finalizer that nobody but a test takes away."""
 SMALL: dict[str, Any] = {
     "apiVersion": "inflight.dev/v1alpha1",
     "kind": "RLTrainingJob",
@@ -44,6 +47,7 @@ class Jobs:
     def __init__(self, kubectl: Kubectl, namespace: str) -> None:
         self.kubectl = kubectl
         self.namespace = namespace
+        self.reader = Reader(kubectl.kubeconfig)
 
     def create(self, *jobs: dict[str, Any]) -> None:
         """``kubectl create``."""
@@ -51,8 +55,7 @@ class Jobs:
 
     def get(self, name: str) -> dict[str, Any]:
         """The job as it is."""
-        found: dict[str, Any] = self.kubectl.get(f"rltj/{name}", "-n", self.namespace)
-        return found
+        return self.there(f"rltj/{name}")
 
     def status(self, name: str) -> dict[str, Any]:
         """Its status."""
@@ -68,6 +71,14 @@ class Jobs:
 
         body = json.dumps({"spec": spec})
         self.kubectl("patch", f"rltj/{name}", "-n", self.namespace, "--type=merge", "-p", body)
+
+    def suspend(self, name: str) -> None:
+        """Set ``spec.suspend``."""
+        self.patch(name, {"suspend": True})
+
+    def resume(self, name: str, **spec: Any) -> None:
+        """Take ``spec.suspend`` back, with parts of the spec changed."""
+        self.patch(name, {"suspend": False, **spec})
 
     def wait_phase(self, name: str, *phases: str, deadline_s: float = 30.0) -> dict[str, Any]:
         """Wait for one of these phases; the status then."""
@@ -89,15 +100,42 @@ class Jobs:
 
     def child(self, what: str) -> dict[str, Any] | None:
         """An object by ``kind/name``, or ``None``."""
+        return self.reader.get(what, self.namespace)
 
-        text = self.kubectl("get", what, "-n", self.namespace, "--ignore-not-found", "-o", "json")
-        return json.loads(text) if text.strip() else None
+    def there(self, what: str) -> dict[str, Any]:
+        """An object by ``kind/name`` that must be there."""
+        found = self.child(what)
+        assert found is not None, f"there is no {what} in {self.namespace}"
+        return found
 
     def pods(self, name: str, role: str = "") -> list[dict[str, Any]]:
         """A job's pods."""
         selector = f"inflight.dev/job={name}" + (f",inflight.dev/role={role}" if role else "")
-        found: list[dict[str, Any]] = self.kubectl.get("pods", "-n", self.namespace, "-l", selector)["items"]
-        return found
+        return self.reader.list("Pod", self.namespace, selector)
+
+    def hold(self, pod: str) -> None:
+        """Keep a pod from being gone once it is deleted, until :meth:`release`."""
+        found = self.there(f"pod/{pod}")["metadata"].get("finalizers", [])
+        self._patch_pod(pod, {"metadata": {"finalizers": [*found, HOLD]}})
+
+    def release(self, pod: str) -> None:
+        """Let a pod go that :meth:`hold` kept."""
+        found = self.there(f"pod/{pod}")["metadata"]["finalizers"]
+        self._patch_pod(pod, {"metadata": {"finalizers": [one for one in found if one != HOLD]}})
+
+    def end_held(self, pod: str, exit_code: int) -> None:
+        """Let the containers of a pod that is being deleted end, as a kubelet tells of it before the pod is gone."""
+        names = [one["name"] for one in self.there(f"pod/{pod}")["spec"]["containers"]]
+        ended = {"terminated": {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed"}}
+        statuses = [
+            {"name": name, "image": "i", "imageID": "i", "ready": False, "restartCount": 0, "state": ended}
+            for name in names
+        ]
+        status = {"phase": "Failed" if exit_code else "Succeeded", "containerStatuses": statuses}
+        self._patch_pod(pod, {"status": status}, "--subresource=status")
+
+    def _patch_pod(self, pod: str, body: dict[str, Any], *options: str) -> None:
+        self.kubectl("patch", f"pod/{pod}", "-n", self.namespace, "--type=merge", "-p", json.dumps(body), *options)
 
     def eventually(self, what: str, probe: Callable[[], Any], deadline_s: float = 30.0) -> Any:
         """Wait for something with a deadline."""
