@@ -463,7 +463,7 @@ class Reconciler:
         return replace(subject, raw=raw, status=new)
 
     async def _patch_status(self, raw: Manifest, new: JobStatus) -> Manifest:
-        patch = merge_patch(wire(_status_of(raw)), wire(new))
+        patch = merge_patch(raw.get("status") or {}, wire(new))
         if not patch:
             return raw
         metadata = raw["metadata"]
