@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+
 from control_plane.cluster import Cluster, end_pods
-from control_plane.jobs import Jobs, condition
+from control_plane.jobs import Jobs, condition, job
 from control_plane.operator_process import ROOT, Coordinators, OperatorProcess, state
 
 
@@ -46,3 +48,23 @@ CONDITIONS = {
     "Suspended": "False",
     "Ready": "True",
 }
+
+
+def test_the_token_is_in_its_secret_and_nowhere_else(
+    cluster: Cluster, jobs: Jobs, operator: OperatorProcess, coordinators: Coordinators
+) -> None:
+    coordinators.states[f"{jobs.namespace}/small"] = state(step=1)
+    jobs.create(job("small"))
+    jobs.wait_phase("small", "Running")
+    jobs.eventually("progress is read with it", lambda: jobs.status("small").get("progress"))
+    secret = jobs.child("secret/small-token")
+    assert secret is not None
+    token = base64.b64decode(secret["data"]["token"]).decode()
+    assert len(token) >= 32
+    assert coordinators.tokens == {token}
+    everything = cluster.kubectl(
+        "get", "configmaps,statefulsets,deployments,jobsets,jobs,pods,events,rltj", "-n", jobs.namespace, "-o", "yaml"
+    )
+    for kind in (token, secret["data"]["token"]):
+        assert kind not in everything
+        assert kind not in operator.log
