@@ -10,10 +10,8 @@ import datetime
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
-
-from pydantic import ValidationError
 
 from inflight_operator import names
 from inflight_operator.apply import Applied, Applier
@@ -40,9 +38,10 @@ from inflight_operator.progress import ProgressReader
 from inflight_operator.refusals import Refusal, refusal_of, shortened
 from inflight_operator.settings import Settings
 from inflight_operator.status import Found, begun, left, merge_patch, new_status, troubled, wire
-from inflight_operator.store import Address, Store
+from inflight_operator.store import Store
+from inflight_operator.subject import Subject, job_of, of_this_start, replicas_of, status_of
 from inflight_operator.tokens import Tokens
-from inflight_runtime.api import API_VERSION, KIND, JobError, RLTrainingJob, validate_job
+from inflight_runtime.api import KIND, JobError
 from inflight_runtime.api.status import Endpoints, JobStatus
 
 logger = logging.getLogger(__name__)
@@ -52,47 +51,6 @@ KEPT_FOR_GOOD: Final = frozenset({"PersistentVolumeClaim"})
 """What the TTL leaves: data goes only with the job, or never."""
 CHECK_EVERY_S: Final = 300.0
 """Running jobs are looked at this often without any event: Secrets are not watched."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One job, as it was observed.
-
-    Attributes:
-        key: ``namespace/name``.
-        raw: the object.
-        job: its spec, checked.
-        status: its status.
-        before: its status when the reconcile began.
-        children: its children and the trainer's Jobs.
-    """
-
-    key: str
-    raw: Manifest
-    job: RLTrainingJob
-    status: JobStatus
-    before: JobStatus
-    children: dict[Address, Manifest]
-
-    @property
-    def uid(self) -> str:
-        """Of the job."""
-        return str(self.raw["metadata"]["uid"])
-
-    @property
-    def namespace(self) -> str:
-        """Of the job."""
-        return str(self.raw["metadata"]["namespace"])
-
-    @property
-    def owned(self) -> list[Manifest]:
-        """Children that are this job's."""
-        return [child for child in self.children.values() if belongs_to(child, self.uid)]
-
-    @property
-    def batch_jobs(self) -> list[Manifest]:
-        """Batch Jobs with the job's labels, the trainer's among them."""
-        return [child for address, child in self.children.items() if address[0] == "Job"]
 
 
 class Reconciler:
@@ -152,9 +110,9 @@ class Reconciler:
             self._progress.forget(key)
             return None
         self._uids[key] = uid
-        status = _status_of(raw)
+        status = status_of(raw)
         try:
-            job = _job_of(raw)
+            job = job_of(raw)
         except JobError as error:
             return await self._refuse(key, raw, status, Cause("InvalidSpec", shortened(str(error))))
         subject = Subject(key, raw, job, status, status, self._store.children(key))
@@ -177,7 +135,7 @@ class Reconciler:
         raw = self._store.job(key)
         if raw is None:
             return
-        metadata, status = raw["metadata"], _status_of(raw)
+        metadata, status = raw["metadata"], status_of(raw)
         cause = refusal_of(error, KIND, metadata["name"]).cause
         new = troubled(status, cause, metadata.get("generation", 0), self._now())
         try:
@@ -239,7 +197,7 @@ class Reconciler:
         async def trainer_pods() -> int:
             return await self._trainer_pods(subject)
 
-        children = _of_this_start(children, subject)
+        children = of_this_start(children, subject)
         applied = await self._applier.run(subject.key, children, owner, trainer_pods)
         subject = replace(subject, children=self._store.children(subject.key))
         if applied.refusal is None and not applied.waits_for_model:
@@ -335,7 +293,7 @@ class Reconciler:
             await self._tell(subject, found, None, Applied())
             return 0.0
         if planned.leave:
-            replicas = {role: _replicas(subject.owned, role) for role in (names.INFERENCE, names.ACTOR)}
+            replicas = {role: replicas_of(subject.owned, role) for role in (names.INFERENCE, names.ACTOR)}
             subject = await self._write_status(subject, left(subject.status, planned, self._now(), replicas))
         self._progress_while(subject, planned)
         for child in subject.owned:
@@ -471,39 +429,6 @@ class Reconciler:
         written = await self._kube.patch(KIND, metadata["namespace"], metadata["name"], body, "status")
         self._store.put(KIND, written)
         return written
-
-
-def _status_of(raw: Manifest) -> JobStatus:
-    try:
-        return JobStatus.model_validate(raw.get("status") or {}, by_alias=True, by_name=False)
-    except ValidationError:
-        # The schema lets nothing like that be written; were it so, the phase alone decides what is safe.
-        logger.exception("the status cannot be read, and is written anew")
-        return JobStatus()
-
-
-def _job_of(raw: Manifest) -> RLTrainingJob:
-    metadata = {name: raw["metadata"][name] for name in ("name", "namespace") if name in raw["metadata"]}
-    return validate_job({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": raw.get("spec")}, "")
-
-
-def _of_this_start(children: Sequence[Child], subject: Subject) -> list[Child]:
-    """The children without ConfigMaps that only newer builders would make: the pods name those of their start."""
-    start = str(subject.status.starts)
-    there = {
-        (child["kind"], role_of(child)): child["metadata"]["name"]
-        for child in subject.owned
-        if child["kind"] == "ConfigMap" and start_of(child) == start
-    }
-    return [child for child in children if there.get((child.kind, child.role), child.name) == child.name]
-
-
-def _replicas(children: Sequence[Manifest], role: str) -> int | None:
-    """Replicas of a role's workload, to come back to them; ``None`` when there is none or it has been stopped."""
-    for child in children:
-        if child["kind"] in ("StatefulSet", "Deployment") and role_of(child) == role:
-            return child["spec"].get("replicas") or None
-    return None
 
 
 def _first(*values: int | None) -> int:
