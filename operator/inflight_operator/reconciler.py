@@ -29,7 +29,7 @@ from inflight_operator.builders import (
 from inflight_operator.children import Owner, belongs_to, start_of
 from inflight_operator.diagnosis import failed_pod, pods_left
 from inflight_operator.events import EventWriter
-from inflight_operator.kube import Kube, KubeError
+from inflight_operator.kube import KINDS, Kube, KubeError
 from inflight_operator.lifecycle import Cause, Plan, World, plan, pods_matter
 from inflight_operator.looks import Looks
 from inflight_operator.merge import MergeError
@@ -122,6 +122,8 @@ class Reconciler:
         try:
             again = await self._work(subject)
         except KubeError as error:
+            if error.missing and error.message.startswith(KINDS[KIND].plural):
+                return None  # deleted meanwhile: the event is under way
             if not error.passing and not error.missing:
                 await self._tell_trouble(key, error)
             raise
