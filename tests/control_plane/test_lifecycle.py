@@ -296,6 +296,54 @@ def test_a_resume_makes_everything_anew_that_the_changed_spec_asks_for(jobs: Job
     assert '"steps": 77' in jobs.there(config)["data"]["trainer.json"]
 
 
+def test_a_changed_trainer_waits_until_the_one_before_is_gone(
+    admin: client.ApiClient, jobs: Jobs, restless: str
+) -> None:
+    pod = one_pod(jobs, restless, "trainer")
+    before = jobs.there(f"jobset/{restless}-t")["metadata"]["uid"]
+    with PodWatch(admin, jobs.namespace, names.selector_text(restless, "trainer")) as trainers:
+        jobs.hold(pod)
+        jobs.suspend(restless)
+        jobs.eventually("the JobSet is suspended", lambda: jobs.there(f"jobset/{restless}-t")["spec"]["suspend"])
+        jobs.resume(restless, algorithm={"steps": 88})
+        jobs.wait_reason(restless, "ResourcesCreated", "WaitingForDeletion")
+        assert jobs.there(f"jobset/{restless}-t")["metadata"]["uid"] == before
+        jobs.release(pod)
+        jobs.eventually("there is a new trainer", lambda: len(trainers.seen) > 1)
+        jobs.wait_phase(restless, "Running")
+        assert trainers.most == 1
+    assert jobs.there(f"jobset/{restless}-t")["metadata"]["uid"] != before
+
+
+def test_code_stays_as_it_was_started_until_a_resume(cluster: Cluster, jobs: Jobs, operator: OperatorProcess) -> None:
+    def code(text: str) -> str:
+        data = {"task.py": text}
+        return json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine"}, "data": data})
+
+    def copies() -> list[str]:
+        found = jobs.reader.list("ConfigMap", jobs.namespace, names.selector_text("coded", "code"))
+        return [one["data"]["task.py"] for one in found]
+
+    jobs.kubectl("apply", "-n", jobs.namespace, "-f", "-", stdin=code("one"))
+    name = running(jobs, quick("coded", environment={"entrypoint": "task:Task", "configMap": "mine"}))
+    since = cluster.audit.position()
+    jobs.kubectl("apply", "-n", jobs.namespace, "-f", "-", stdin=code("two"))
+    jobs.patch(name, {"lifecycle": {"ttlSecondsAfterFinished": 60}})
+    generation = jobs.get(name)["metadata"]["generation"]
+    jobs.eventually("it was looked at again", lambda: jobs.status(name)["observedGeneration"] == generation)
+    assert copies() == ["one"]
+    mine = [one for one in by_operator(cluster, operator, since) if one.name.startswith(name)]
+    assert {one.resource for one in mine} <= {"rltrainingjobs/status", "events"}
+    jobs.suspend(name)
+    jobs.wait_phase(name, "Suspended")
+    jobs.resume(name)
+    jobs.wait_phase(name, "Running")
+    jobs.eventually("the copy of before is gone", lambda: copies() == ["two"])
+    (copy,) = jobs.reader.list("ConfigMap", jobs.namespace, names.selector_text(name, "code"))
+    volumes = template(jobs.there(f"deployment/{name}-actor"))["spec"]["volumes"]
+    assert copy["metadata"]["name"] in [one.get("configMap", {}).get("name") for one in volumes]
+
+
 def variables(child: dict[str, Any]) -> set[str]:
     """Names of the variables of a workload's first container."""
     return {variable["name"] for variable in template(child)["spec"]["containers"][0]["env"]}
