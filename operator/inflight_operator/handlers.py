@@ -7,7 +7,9 @@ with an event loop of its own, since it takes every other task of its loop for i
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
@@ -19,6 +21,8 @@ from inflight_operator.kube import KINDS
 from inflight_operator.settings import Settings
 from inflight_operator.store import WATCHED
 from inflight_runtime.api import KIND
+
+logger = logging.getLogger(__name__)
 
 SERVER_TIMEOUT_S: Final = 300
 CLIENT_TIMEOUT_S: Final = 310
@@ -48,6 +52,7 @@ class Watch:
         self._seen = seen
         self._stop = threading.Event()
         self._asked = False
+        self._events: deque[tuple[str, str, Manifest]] = deque()
         self._ended: asyncio.Future[None] | None = None
 
     def start(self) -> None:
@@ -109,11 +114,36 @@ class Watch:
         for kind in self._kinds:
             group, _, version = KINDS[kind].api_version.rpartition("/")
 
-            def pass_on(event: Any, kind: str = kind, **_: Any) -> None:
-                loop.call_soon_threadsafe(self._seen, kind, event["type"] or "", dict(event["object"]))
+            # Asynchronous, although it waits for nothing: others each get a thread.
+            async def pass_on(event: Any, kind: str = kind, **_: Any) -> None:
+                self._events.append((kind, event["type"] or "", dict(event["object"])))
+                if len(self._events) == 1:  # else the other loop has been woken up already
+                    loop.call_soon_threadsafe(self._take_in)
 
             kopf.on.event(group, version, KINDS[kind].plural, registry=registry, id=f"see-{kind}")(pass_on)
         return registry
+
+    def _take_in(self) -> None:
+        # Left in the queue while it is handed on: no wake-up is due as long as there is one.
+        while self._events:
+            try:
+                self._seen(*self._events[0])
+            except Exception:  # the next check of everything makes up for it
+                logger.exception("an event could not be taken in")
+            self._events.popleft()
+
+
+class _NoDifferences(kopf.DiffBaseStorage):
+    """Spares Kopf from copying each object in search of changes that no handler asks for."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        raise AssertionError("nothing of Kopf's is ever stored")
 
 
 def kopf_settings() -> kopf.OperatorSettings:
@@ -121,6 +151,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = _NoDifferences()
     settings.peering.standalone = True
     settings.networking.request_timeout = REQUEST_TIMEOUT_S
     settings.networking.error_backoffs = ERROR_BACKOFFS_S

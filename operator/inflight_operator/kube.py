@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
+from urllib.request import getproxies_environment
 
 import aiohttp
 from kubernetes.aio import client as kubernetes_client
@@ -124,6 +125,8 @@ class Kube:
     """
 
     def __init__(self, configuration: kubernetes_client.Configuration, deadline_s: float = CALL_DEADLINE_S) -> None:
+        # Else each request looks for a .netrc and for proxies.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies_environment())}
         self._api: Any = kubernetes_client.ApiClient(configuration)  # its methods have no types
         self._deadline_s = deadline_s
         self.before_write: Callable[[], None] = lambda: None

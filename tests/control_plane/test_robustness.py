@@ -394,7 +394,12 @@ def test_a_deleted_namespace_goes_and_is_not_fought_for(
         def gone() -> bool:
             return not cluster.kubectl("get", "namespace", doomed, "--ignore-not-found", "-o", "name")
 
-        eventually("the namespace is gone", gone, 60)
+        try:
+            eventually("the namespace is gone", gone, 60)
+        except Exception:
+            sys.stdout.write(cluster.kubectl("get", "namespace", doomed, "-o", "yaml"))
+            sys.stdout.write(cluster.kubectl("get", KINDS, "-n", doomed, "-o", "yaml"))
+            raise
         refused = [e for e in cluster.audit.events(since) if e.user == operator.user and e.code >= 400]
         sys.stdout.write(f"{len(refused)} refusals\n{operator.log}")
         assert len(refused) <= 3 * 30, "about one for each child, and a few more"

@@ -9,6 +9,7 @@ import kopf
 import pytest
 
 from inflight_operator import names
+from inflight_operator.builders import Manifest
 from inflight_operator.handlers import Watch, kopf_settings, watched_kinds
 from inflight_operator.kube import KINDS
 from inflight_operator.settings import Settings
@@ -93,3 +94,33 @@ async def test_a_failure_of_kopfs_ends_its_thread_too(monkeypatch: pytest.Monkey
     async with asyncio.timeout(10):
         with pytest.raises(RuntimeError, match="404"):
             await watch.ended()
+
+
+async def test_every_event_is_handed_on_in_order_even_after_one_that_could_not_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    last = asyncio.Event()
+
+    def take(kind: str, event: str, manifest: Manifest) -> None:
+        if manifest["number"] == 3:
+            raise ValueError("broken")
+        seen.append(manifest["number"])
+        if manifest["number"] == 199:
+            last.set()
+
+    async def tell(*, registry: kopf.OperatorRegistry, stop_flag: threading.Event, **_: object) -> None:
+        (handler,) = registry._watching.get_all_handlers()
+        for number in range(200):
+            await handler.fn(event={"type": "ADDED", "object": {"number": number}})  # type: ignore[call-arg,misc]
+            if number % 20 == 0:
+                await asyncio.sleep(0.001)
+        await asyncio.to_thread(stop_flag.wait)
+
+    monkeypatch.setattr(kopf, "operator", tell)
+    watch = Watch(Settings(), [KIND], take)
+    watch.start()
+    async with asyncio.timeout(10):
+        await last.wait()
+    await watch.stop()
+    assert seen == [number for number in range(200) if number != 3]
