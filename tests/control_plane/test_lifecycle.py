@@ -194,6 +194,15 @@ def test_a_suspend_stops_role_by_role_and_a_resume_brings_all_back(
         deletes = [i for i, one in enumerate(events) if one.verb == "delete" and one.name in pods[role]]
         assert deletes and max(deletes) < next_stop, f"{name} was stopped before {role} was gone"
 
+    # Whoever starts a part of it meanwhile has it stopped again.
+    servers, trainer = f"statefulset/{restless}-inference", f"jobset/{restless}-t"
+    kubectl(jobs, "scale", servers, "--replicas=2")
+    kubectl(jobs, "patch", trainer, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    jobs.eventually("no servers are wanted", lambda: jobs.there(servers)["spec"]["replicas"] == 0, REPAIR_S)
+    jobs.eventually("no trainer is wanted", lambda: jobs.there(trainer)["spec"]["suspend"], REPAIR_S)
+    jobs.eventually("no pod is left", lambda: jobs.pods(restless) == [])
+    assert jobs.status(restless)["phase"] == "Suspended"
+
     jobs.resume(restless)
     status = jobs.wait_phase(restless, "Running")
     assert kstatus(status) == READY
