@@ -92,6 +92,7 @@ MENDS: Final = {
     "ClaimPending": Reason(
         "mend", "A PersistentVolumeClaim has no volume.", "Mend the storage class or its provisioner."
     ),
+    "InternalError": Reason("mend", "The operator itself has a fault, which this job shows.", "Report it."),
     "NameTaken": Reason(
         "mend", "An object of a child's name exists and is somebody else's.", "Delete it, or rename the job."
     ),

@@ -125,20 +125,23 @@ class Reconciler:
             if error.missing and error.message.startswith(KINDS[KIND].plural):
                 return None  # deleted meanwhile: the event is under way
             if not error.passing and not error.missing:
-                await self._tell_trouble(key, error)
+                await self._tell_trouble(key, refusal_of(error, KIND, key.partition("/")[2]).cause)
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            message = f"the operator cannot handle this job: {type(error).__name__}: {error}; please report it"
+            await self._tell_trouble(key, Cause("InternalError", shortened(message)))
             raise
         # An answer to our own write may have held a newer spec; then its event, later, is no news.
         newest = self._store.job(key)
         moved = newest is not None and newest["metadata"].get("generation") != raw["metadata"].get("generation")
         return 0.0 if moved else again
 
-    async def _tell_trouble(self, key: str, error: KubeError) -> None:
+    async def _tell_trouble(self, key: str, cause: Cause) -> None:
         """Tell what the work cannot get past, for instance a missing right to stop what should be suspended."""
         raw = self._store.job(key)
         if raw is None:
             return
         metadata, status = raw["metadata"], status_of(raw)
-        cause = refusal_of(error, KIND, metadata["name"]).cause
         new = troubled(status, cause, metadata.get("generation", 0), self._now())
         try:
             raw = await self._patch_status(raw, new)
