@@ -12,6 +12,7 @@ from kubernetes import client
 
 from control_plane.cluster import Cluster, running_cluster
 from control_plane.cluster.client import connect
+from control_plane.expected_refusals import refusals
 from control_plane.jobs import Jobs
 from control_plane.operator_process import Coordinators, OperatorProcess, operator_for
 
@@ -74,3 +75,11 @@ def operator(cluster: Cluster, namespace: str, coordinators: Coordinators, tmp_p
         process.start()
         yield process
         sys.stdout.write(process.log)
+
+
+@pytest.fixture
+def only_expected_refusals(cluster: Cluster) -> Iterator[None]:
+    """Fails a test in which an operator was refused something without a reason that is written down."""
+    since = cluster.audit.position()
+    yield
+    assert not refusals(cluster.audit.events(since))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import base64
 
+import pytest
+
 from control_plane.cluster import Cluster, end_pods
 from control_plane.jobs import Jobs, condition, job
 from control_plane.operator_process import ROOT, Coordinators, OperatorProcess, state
+
+pytestmark = pytest.mark.usefixtures("only_expected_refusals")
 
 
 def test_the_example_runs_and_succeeds(

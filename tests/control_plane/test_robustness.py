@@ -33,11 +33,7 @@ CATCH_UP_S = 90.0
 REST_S = 60.0
 
 
-@pytest.fixture(autouse=True)
-def _only_expected_refusals(cluster: Cluster) -> Iterator[None]:
-    since = cluster.audit.position()
-    yield
-    assert not refusals(cluster.audit.events(since))
+pytestmark = pytest.mark.usefixtures("only_expected_refusals")
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------
