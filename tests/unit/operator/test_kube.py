@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from kubernetes.aio.client import Configuration
 
-from inflight_operator.kube import KINDS, KubeError
+from inflight_operator.kube import KINDS, Kube, KubeError
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,33 @@ def test_an_error_says_whether_trying_again_helps(
     error = KubeError(status, reason, "words")
     assert (error.missing, error.exists, error.passing) == (missing, exists, passing)
     assert str(error) == f"{reason}: words"
+
+
+async def test_a_write_that_is_forbidden_is_not_sent_and_reading_goes_on() -> None:
+    sent: list[str] = []
+
+    async def call_api(method: str, *_: object) -> object:
+        sent.append(method)
+        raise OSError
+
+    async with Kube(Configuration(host="https://127.0.0.1:1")) as kube:
+        kube._api.call_api = call_api
+
+        def forbid() -> None:
+            raise PermissionError("the lease is lost")
+
+        kube.before_write = forbid
+        manifest = {"kind": "Service", "metadata": {"namespace": "team", "name": "a"}}
+        for write in (
+            kube.create(manifest),
+            kube.apply(manifest, "uid"),
+            kube.patch("Service", "team", "a", {}),
+            kube.delete("Service", "team", "a"),
+        ):
+            with pytest.raises((PermissionError, KubeError)):
+                await write
+        assert sent == []
+        for allowed in (kube.get("Service", "team", "a"), kube.patch("Lease", "team", "a", {})):
+            with pytest.raises(KubeError):
+                await allowed
+        assert sent == ["GET", "PATCH"]

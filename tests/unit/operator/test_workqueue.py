@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_operator.workqueue import LAST_RETRY_S, Attempt, WorkQueue
+from support.virtual_time import run_in_virtual_time
 
 DEADLINE_S = 10.0
 
@@ -209,3 +210,41 @@ def test_whatever_the_order_the_last_word_on_each_key_is_seen(events: list[tuple
                 await asyncio.sleep(0)
 
     asyncio.run(play())
+
+
+def test_a_long_queue_is_not_stuck_but_calls_that_never_end_are() -> None:
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def work(key: str) -> float | None:
+            await asyncio.sleep(20)
+            if key == "last":
+                await gate.wait()
+            return None
+
+        queue = WorkQueue(work, workers=2, deadline_s=10_000)
+        assert queue.stuck_s() == 0.0
+        task = asyncio.create_task(queue.run())
+        for number in range(40):
+            queue.add(f"slow-{number}")
+        await asyncio.sleep(300)
+        assert queue.oldest_wait_s() > 290
+        assert queue.stuck_s() <= 20
+        await asyncio.sleep(200)
+        assert queue.stuck_s() == 0.0
+        queue.add("last")
+        await asyncio.sleep(300)
+        assert queue.stuck_s() == 300
+        task.cancel()
+
+    run_in_virtual_time(main())
+
+
+async def test_work_that_nobody_takes_is_stuck() -> None:
+    async def nothing(key: str) -> float | None:
+        return None
+
+    queue = WorkQueue(nothing)
+    queue.add("a")
+    await asyncio.sleep(0.05)
+    assert queue.stuck_s() > 0.0
