@@ -169,8 +169,8 @@ def _claim_problem(child: Child, live: Manifest, owner: Owner) -> Step | None:
     if owner.resume_from is not None and owner.resume_from.strip("/").split("/")[0] == directory:
         return None
     message = (
-        f"claim {child.name} holds the checkpoints of another run ({run}); to go on from them set "
-        f"spec.checkpoint.resumeFrom to {directory}/checkpoints, to drop them delete the claim"
+        f"claim {child.name} holds the checkpoints of another run ({run}); to go on from them suspend the "
+        f"job, set spec.checkpoint.resumeFrom to {directory}/checkpoints and resume it; to drop them delete the claim"
     )
     return Step("refuse", refusal=Refusal(Cause("VolumeBelongsToAnotherRun", message)))
 
