@@ -462,10 +462,12 @@ def test_at_rest_nothing_is_written(
         jobs.wait_reason(name, "CoordinatorReachable", "Unreachable")
     jobs.wait_phase("asleep", "Suspended")
     assert not at_rest(cluster, operator)
+    since = cluster.audit.position()
     operator.kill()
     operator.start()
     operator.wait_watching()
     assert not at_rest(cluster, operator)
+    assert not writes(cluster.audit.events(since), operator), "a restart is no news either"
 
 
 def at_rest(cluster: Cluster, operator: OperatorProcess) -> list[str]:
