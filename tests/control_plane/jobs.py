@@ -9,6 +9,7 @@ from typing import Any
 
 from control_plane.cluster import Kubectl, eventually
 from control_plane.cluster.reading import Reader
+from control_plane.snapshots import KINDS
 from inflight_operator.merge import merge_template
 
 HOLD = "test.inflight.dev/hold"
@@ -145,3 +146,9 @@ class Jobs:
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any] | None:
     """A status's condition of a type."""
     return next((one for one in status.get("conditions", []) if one["type"] == kind), None)
+
+
+def left(jobs: Jobs, name: str) -> list[str]:
+    """What is left of a job, claims apart."""
+    kinds = KINDS.replace(",persistentvolumeclaims", "")
+    return jobs.kubectl("get", kinds, "-n", jobs.namespace, "-l", f"inflight.dev/job={name}", "-o", "name").split()

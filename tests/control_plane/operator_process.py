@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import yaml
 
-from control_plane.cluster import Cluster, eventually
+from control_plane.cluster import AuditEvent, Cluster, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER_ROLE = ROOT / "manifests" / "cluster" / "cluster_role.yaml"
@@ -241,3 +241,8 @@ def state(step: int, steps: int = 260, reward: float = 0.5, outcome: str = "runn
         "metrics": {"reward_mean": reward},
         "checkpoint_step": step,
     }
+
+
+def writes(events: list[AuditEvent], operator: OperatorProcess) -> list[AuditEvent]:
+    """What an operator wrote, its Lease apart."""
+    return [one for one in events if one.user == operator.user and one.is_write and one.resource != "leases"]

@@ -244,7 +244,7 @@ def test_a_foreign_object_of_a_childs_name_is_left_as_it_is(
     before = {kind: written(cluster, jobs.namespace, kind, name) for kind, (_, name) in names.items()}
     since = cluster.audit.position()
     jobs.create(*(job(owner) for owner, _ in names.values()), job("good"))
-    for kind, (owner, name) in names.items():
+    for owner, name in names.values():
         status = Told(jobs, owner).is_waiting("NameTaken", f"{name} exists already", "delete it")
         assert status["phase"] == "Pending"
         Told(jobs, owner).one_warning("NameTaken")

@@ -190,8 +190,8 @@ class OptimizerSpec(ApiModel):
     weight_decay: float = Field(default=0.01, ge=0, le=1)
     """Decoupled weight decay."""
     grad_clip_norm: float | None = Field(default=1.0, ge=0, le=1_000_000)
-    """Global gradient norm above which gradients are scaled down; 0 or null for no clipping (plain `kubectl apply` drops
-    nulls)."""
+    """Global gradient norm above which gradients are scaled down; 0 or null for no clipping (plain `kubectl apply`
+    drops nulls)."""
     schedule: Schedule = "constant"
     """Course of the learning rate after the warm-up, up to `algorithm.steps`."""
     warmup_steps: int = Field(default=0, ge=0, le=10_000_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import time
 
@@ -38,6 +39,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build-only", action="store_true", help="build what is missing from the cache, start nothing")
     arguments = parser.parse_args()
+    # A shell that starts it in the background has SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         binaries = ensure_binaries()
         if arguments.build_only:
