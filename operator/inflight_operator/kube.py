@@ -22,7 +22,8 @@ from inflight_operator.builders import Manifest
 
 FIELD_MANAGER: Final = "inflight-operator"
 CALL_DEADLINE_S: Final = 20.0
-LIST_PAGE: Final = 500
+LIST_PAGE: Final = 100
+"""Objects in one answer: more would only take more memory at once."""
 APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 MERGE: Final = "application/merge-patch+json"
 JSON: Final = "application/json"

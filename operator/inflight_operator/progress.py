@@ -23,6 +23,10 @@ __all__ = ["ProgressReader", "Reading", "Token"]
 PATH: Final = "/v1/state"
 LARGEST_ANSWER_BYTES: Final = 1_000_000
 MARGIN_S: Final = 5.0
+NO_TOKEN_IN_TIME: Final = "the job's token could not be read in time"  # noqa: S105
+NO_ANSWER: Final = "no answer within"
+LATE: Final = (NO_ANSWER, NO_TOKEN_IN_TIME)
+"""How an error begins that only says that it took too long: perhaps nothing but a busy machine."""
 
 Token = Callable[[str, str, bool], Awaitable[str]]
 """Gives a job's bearer token for ``(namespace, name, fresh)``; ``fresh``: the one known before was refused."""
@@ -160,11 +164,11 @@ class ProgressReader:
         if self._ended:
             raise UnreadableError("the operator is stopping")
         namespace, _, name = key.partition("/")
-        late = "the job's token could not be read in time"
+        late = NO_TOKEN_IN_TIME
         try:
             async with asyncio.timeout(self._deadline_s):
                 token = await self._token_of(namespace, name, fresh=False)
-                late = f"no answer within {self._deadline_s:g} s"
+                late = f"{NO_ANSWER} {self._deadline_s:g} s"
                 try:
                     return await self._get(url, token)
                 except _RefusedError:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from inflight_operator import names
 from inflight_operator.lifecycle import OVER, Cause, Plan, Trainer, active_seconds, format_time
-from inflight_operator.progress import Reading
+from inflight_operator.progress import LATE, Reading
 from inflight_operator.refusals import Refusal
 from inflight_runtime.api.enums import ConditionStatus, Phase
 from inflight_runtime.api.status import Condition, Endpoints, JobStatus, Progress, RoleStatus, ScalableRoleStatus
@@ -267,15 +267,19 @@ def _created(new: JobStatus, found: Found) -> _Wanted:
 
 def _reachable(old: JobStatus, phase: Phase, found: Found) -> list[_Wanted]:
     kind, reading = "CoordinatorReachable", found.reading
+    before = condition(old, kind)
     if phase not in ("Starting", "Running"):
         return []
     if reading is None:
-        before = condition(old, kind)
         if before is None or not found.counts.get(names.COORDINATOR, RoleStatus()).ready:
             return []
         # An operator that has just been started has not asked yet, which is no news.
         return [(kind, before.status, Cause(before.reason, before.message))]
     if reading.error:
+        known = before is not None and before.reason == "Unreachable"
+        if known and before is not None and reading.error.startswith(LATE):
+            # It says less than what is known: no news.
+            return [(kind, "False", Cause(before.reason, before.message))]
         return [(kind, "False", Cause("Unreachable", reading.error))]
     return [(kind, "True", Cause("Reachable", ""))]
 

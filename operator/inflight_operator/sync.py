@@ -6,6 +6,9 @@ Everything is read at the start; then there is what watches tell, and a look fro
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import gc
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -59,6 +62,7 @@ class Sync:
             await self._read(kind)
         for key in self._store:
             self._changed(key)
+        _give_back_memory()
 
     async def check(self) -> None:
         """Find what watches did not tell: above all what was deleted while they were cut off.
@@ -113,6 +117,7 @@ class Sync:
             if clock() >= due:
                 due = clock() + EVERY_S
                 await self.look()
+                _give_back_memory()
             if self.missing != before:
                 logger.info("kinds that are not installed: %s", ", ".join(sorted(self.missing)) or "none")
                 before = set(self.missing)
@@ -146,3 +151,10 @@ class Sync:
 
 def _selector(kind: str) -> str:
     return "" if kind == KIND else names.WATCH_SELECTOR
+
+
+def _give_back_memory() -> None:
+    """Hand freed memory back: reading a whole cluster takes a lot for a moment, and glibc would keep it."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library keeps what it likes
+        ctypes.CDLL(None).malloc_trim(0)

@@ -255,3 +255,11 @@ def applied(target: Any, patch: Any) -> Any:
         else:
             result[name] = applied(result.get(name), value)
     return result
+
+
+def test_a_late_answer_does_not_replace_what_is_known_of_an_unreachable_coordinator() -> None:
+    known = Found(RUN, 1, ALL_READY, TRAINS, reading=Reading(None, error="the name cannot be resolved"))
+    before = told(known)
+    late = Found(RUN, 1, ALL_READY, TRAINS, reading=Reading(None, error="no answer within 3 s"))
+    assert merge_patch(wire(before), wire(new_status("j", before, late, LATER))) == {}
+    assert merge_patch(wire(told(late)), wire(new_status("j", told(late), known, LATER))) != {}
