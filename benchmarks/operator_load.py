@@ -70,12 +70,20 @@ class Phases:
         self._namespace = namespace
         self._seen: dict[tuple[str, str], float] = {}
         self._phase: dict[str, str] = {}
-        threading.Thread(target=self._run, daemon=True).start()
+        self._ended = threading.Event()
+        self._watch = watch.Watch()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no more: a thread that still reads would abort the interpreter when it ends."""
+        self._ended.set()
+        self._watch.stop()
 
     def _run(self) -> None:
-        while True:
+        while not self._ended.wait(0.1):
             with contextlib.suppress(Exception):
-                stream = watch.Watch().stream(
+                stream = self._watch.stream(
                     self._custom.list_namespaced_custom_object, GROUP, VERSION, self._namespace, PLURAL
                 )
                 for event in stream:
@@ -344,7 +352,11 @@ def bench_on_its_own(scratch: Path) -> Iterator[Bench]:
     ):
         operator.start()
         operator.wait_watching()
-        yield Bench(cluster, namespace, operator, api)
+        bench = Bench(cluster, namespace, operator, api)
+        try:
+            yield bench
+        finally:
+            bench.phases.close()
 
 
 def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
