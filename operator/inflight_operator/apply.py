@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from inflight_operator import names
-from inflight_operator.builders import Child, Manifest
+from inflight_operator.builders import WORKLOADS, Child, Manifest
 from inflight_operator.children import Owner, Step, model_fetched, next_step, stop_step
 from inflight_operator.kube import FIELD_MANAGER, Kube, KubeError
 from inflight_operator.lifecycle import LOOK_AGAIN_S, Cause
@@ -25,7 +25,6 @@ FIRST_RETRY_S: Final = 1.0
 LAST_RETRY_S: Final = 60.0
 AT_ONCE: Final = 4
 """Writes of one job under way at the same time; the order only matters among workloads."""
-WORKLOADS: Final = frozenset({"StatefulSet", "Deployment", "JobSet", "Job"})
 
 OnWrite = Callable[[str, str], None]
 """Told of each write: kind and verb."""
@@ -214,7 +213,7 @@ class Applier:
             return None
         found["kind"] = kind
         # What the watch does not show stays out of the store: nobody would tell when it goes.
-        if (found["metadata"].get("labels") or {}).get("app.kubernetes.io/managed-by") == names.MANAGED_BY:
+        if (found["metadata"].get("labels") or {}).get(names.MANAGED_BY_LABEL) == names.MANAGED_BY:
             self._store.put(kind, found)
         return found
 

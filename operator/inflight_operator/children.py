@@ -123,16 +123,12 @@ def stop_step(live: Manifest) -> Step:
 
 def job_ended(job: Manifest) -> str:
     """``Complete`` or ``Failed`` for a batch Job that has ended, else an empty string."""
-    conditions = (job.get("status") or {}).get("conditions") or []
-    true = {one.get("type") for one in conditions if one.get("status") == "True"}
-    return "Complete" if "Complete" in true else "Failed" if "Failed" in true else ""
+    return _first_true(job, "Complete", "Failed")
 
 
 def job_set_ended(job_set: Manifest) -> str:
     """``Completed`` or ``Failed`` for a JobSet that has ended, else an empty string."""
-    conditions = (job_set.get("status") or {}).get("conditions") or []
-    true = {one.get("type") for one in conditions if one.get("status") == "True"}
-    return "Completed" if "Completed" in true else "Failed" if "Failed" in true else ""
+    return _first_true(job_set, "Completed", "Failed")
 
 
 def model_fetched(job: Manifest, owner: Owner) -> bool:
@@ -140,22 +136,47 @@ def model_fetched(job: Manifest, owner: Owner) -> bool:
     return job_ended(job) == "Complete" and start_of(job) == str(owner.start)
 
 
+def going(what: str, live: Manifest, uid: str) -> Refusal | None:
+    """Why an object must be waited for: it is being deleted, or will be with the job of this name before.
+
+    Args:
+        what: kind and name, for the message.
+        live: the object.
+        uid: of the job that wants one of this name.
+    """
+    metadata = live["metadata"]
+    if metadata.get("deletionTimestamp"):
+        message = f"{what} is being deleted; it is made anew when it has gone"
+    elif any(one.get("kind") == KIND and one.get("uid") != uid for one in metadata.get("ownerReferences") or []):
+        message = f"{what} belongs to a job of this name that was deleted, and will go too"
+    else:
+        return None
+    return Refusal(Cause("WaitingForDeletion", message), passing=True)
+
+
+def taken(what: str, live: Manifest, uid: str) -> Refusal | None:
+    """Why an object is not to be touched: somebody else's; ``None`` for one of the job with this uid."""
+    if belongs_to(live, uid):
+        return None
+    message = f"{what} exists already and does not belong to this job; delete it or rename the job"
+    return Refusal(Cause("NameTaken", message))
+
+
+def _first_true(live: Manifest, *kinds: str) -> str:
+    conditions = (live.get("status") or {}).get("conditions") or []
+    true = {one.get("type") for one in conditions if one.get("status") == "True"}
+    return next((kind for kind in kinds if kind in true), "")
+
+
 def _not_ours(child: Child, live: Manifest, owner: Owner) -> Step | None:
     """``None`` when the object is this job's to write."""
-    metadata = live["metadata"]
     what = f"{child.kind} {child.name}"
-    owners = metadata.get("ownerReferences") or []
-    if metadata.get("deletionTimestamp"):
-        return _wait("WaitingForDeletion", f"{what} is being deleted; it is made anew when it has gone")
-    of_another_run = any(one.get("kind") == KIND and one.get("uid") != owner.uid for one in owners)
-    if of_another_run:
-        return _wait("WaitingForDeletion", f"{what} belongs to a job of this name that was deleted, and will go too")
+    if (refusal := going(what, live, owner.uid)) is not None:
+        return Step("wait", refusal=refusal)
     if child.kind == "PersistentVolumeClaim":
         return _claim_problem(child, live, owner)
-    if not belongs_to(live, owner.uid):
-        message = f"{what} exists already and does not belong to this job; delete it or rename the job"
-        return Step("refuse", refusal=Refusal(Cause("NameTaken", message)))
-    return None
+    refusal = taken(what, live, owner.uid)
+    return None if refusal is None else Step("refuse", refusal=refusal)
 
 
 def _claim_problem(child: Child, live: Manifest, owner: Owner) -> Step | None:

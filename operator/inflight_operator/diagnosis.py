@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from inflight_operator.builders import Manifest
+from inflight_operator.builders import Manifest, role_of
 from inflight_operator.lifecycle import Cause
-from inflight_operator.observed import role_of
 from inflight_operator.refusals import shortened
 
 IMAGE_REASONS: Final = frozenset(

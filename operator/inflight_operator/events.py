@@ -11,6 +11,8 @@ from typing import Final, Literal
 from inflight_operator import names
 from inflight_operator.builders import Manifest
 from inflight_operator.kube import Kube, KubeError
+from inflight_operator.lifecycle import format_time
+from inflight_operator.refusals import shortened
 from inflight_operator.status import condition
 from inflight_runtime.api import KIND
 from inflight_runtime.api.status import JobStatus
@@ -79,8 +81,7 @@ class EventWriter:
 
     def _event(self, job: Manifest, kind: str, reason: str, message: str) -> Manifest:
         metadata = job["metadata"]
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        short = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "..."
+        now = format_time(datetime.datetime.now(datetime.UTC))
         return {
             "apiVersion": "v1",
             "kind": "Event",
@@ -95,7 +96,7 @@ class EventWriter:
             },
             "type": kind,
             "reason": reason,
-            "message": short,
+            "message": shortened(message, MAX_MESSAGE),
             "source": {"component": names.MANAGED_BY},
             "reportingComponent": names.MANAGED_BY,
             "reportingInstance": self._instance,

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from inflight_operator import names
-from inflight_operator.builders import Manifest
+from inflight_operator.builders import Manifest, role_of
 from inflight_operator.diagnosis import claim_cause, creation_cause, pod_causes, replica_failure
 from inflight_operator.kube import Kube, KubeError
 from inflight_operator.lifecycle import Cause
-from inflight_operator.observed import role_of
 from inflight_operator.refusals import refusal_of
 from inflight_runtime.api.status import RoleStatus
 

@@ -30,7 +30,8 @@ REVISION_ANNOTATION: Final = "inflight.dev/builder-revision"
 START_ANNOTATION: Final = "inflight.dev/start"
 """Number of the job's start that a child was last written for."""
 MANAGED_BY: Final = "inflight-operator"
-WATCH_SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+WATCH_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 """Label selector of all children of all jobs."""
 
 REPLICATED_JOB: Final = "n"
@@ -42,7 +43,7 @@ def labels(job: str, role: str = "") -> dict[str, str]:
     standard = {
         "app.kubernetes.io/name": "inflight",
         "app.kubernetes.io/instance": job,
-        "app.kubernetes.io/managed-by": MANAGED_BY,
+        MANAGED_BY_LABEL: MANAGED_BY,
     }
     if role:
         standard["app.kubernetes.io/component"] = role

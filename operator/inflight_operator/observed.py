@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from inflight_operator import names
-from inflight_operator.builders import Manifest
+from inflight_operator.builders import Manifest, pod_template_of, role_of
 from inflight_operator.children import belongs_to, job_ended, job_set_ended, start_of
 from inflight_operator.lifecycle import STOP_ORDER, Trainer, parse_time
 from inflight_runtime.api import RLTrainingJob
 from inflight_runtime.api.status import JobStatus, RoleStatus
-
-
-def role_of(manifest: Manifest) -> str:
-    """Role that an object's labels name."""
-    return str((manifest["metadata"].get("labels") or {}).get(names.ROLE_LABEL, ""))
 
 
 def trainer_of(children: Sequence[Manifest], status: JobStatus) -> Trainer:
@@ -94,11 +89,7 @@ def grace_of(children: Sequence[Manifest]) -> dict[str, float]:
     """Grace period of each role's pods, in seconds."""
     found: dict[str, float] = {}
     for child in children:
-        spec = child.get("spec") or {}
-        if child["kind"] == "JobSet":
-            spec = spec["replicatedJobs"][0]["template"]["spec"]
-        template = spec.get("template")
-        if isinstance(template, dict):
+        if (template := pod_template_of(child)) is not None:
             found[role_of(child)] = float(template["spec"].get("terminationGracePeriodSeconds", 30))
     return found
 

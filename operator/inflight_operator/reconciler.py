@@ -18,6 +18,9 @@ from inflight_operator.apply import Applied, Applier
 from inflight_operator.builders import (
     BUILDER_REVISION,
     COORDINATOR_PORT,
+    INFERENCE_PORT,
+    WORKLOADS,
+    Build,
     Child,
     EnvironmentCode,
     Facts,
@@ -25,6 +28,7 @@ from inflight_operator.builders import (
     build_children,
     requested_gpus,
     resolved_images,
+    role_of,
 )
 from inflight_operator.children import Owner, belongs_to, start_of
 from inflight_operator.diagnosis import failed_pod, pods_left
@@ -33,7 +37,7 @@ from inflight_operator.kube import KINDS, Kube, KubeError
 from inflight_operator.lifecycle import Cause, Plan, World, plan, pods_matter
 from inflight_operator.looks import Looks
 from inflight_operator.merge import MergeError
-from inflight_operator.observed import counts_of, grace_of, restarts_of, role_of, settled_of, trainer_of
+from inflight_operator.observed import counts_of, grace_of, restarts_of, settled_of, trainer_of
 from inflight_operator.progress import ProgressReader
 from inflight_operator.refusals import Refusal, refusal_of, shortened
 from inflight_operator.settings import Settings
@@ -179,7 +183,7 @@ class Reconciler:
                 on_failure=lifecycle.on_failure,
             )
         )
-        found = Found(planned, subject.raw["metadata"].get("generation", 0), trainer=trainer)
+        found = Found(planned, subject.raw["metadata"].get("generation", 0))
         if planned.run:
             return await self._run(subject, found)
         return await self._wind_down(subject, found, pods)
@@ -224,18 +228,15 @@ class Reconciler:
 
     async def _begin(self, subject: Subject, code: EnvironmentCode) -> Subject:
         """Freeze what the run is rendered from, before any child is written for it."""
-        status, spec = subject.status, subject.job.spec
         facts = self._facts(subject, code)
-        children = build_children(subject.job, self._settings, facts)
-        servers = facts.inference_replicas if spec.inference.replicas is None else spec.inference.replicas
-        actors = facts.actor_replicas if spec.actors.replicas is None else spec.actors.replicas
+        build = Build(subject.job, self._settings, facts)
         frozen = {
-            "images": resolved_images(children),
+            "images": resolved_images(build_children(subject.job, self._settings, facts)),
             "builder_revision": BUILDER_REVISION,
-            "servers_at_start": servers,
-            "actors_at_start": actors,
+            "servers_at_start": build.servers,
+            "actors_at_start": build.actors,
         }
-        return await self._write_status(subject, begun(status, self._now(), frozen))
+        return await self._write_status(subject, begun(subject.status, self._now(), frozen))
 
     def _facts(self, subject: Subject, code: EnvironmentCode, *, frozen: bool = False) -> Facts:
         """What the builders must know; of a start that has begun as it was then."""
@@ -303,7 +304,7 @@ class Reconciler:
         self._progress_while(subject, planned)
         for child in subject.owned:
             role = role_of(child)
-            if child["kind"] not in ("StatefulSet", "Deployment", "JobSet", "Job"):
+            if child["kind"] not in WORKLOADS:
                 continue
             if role in planned.removed and role != names.COORDINATOR:
                 await self._applier.delete(subject.key, child)
@@ -395,7 +396,7 @@ class Reconciler:
         name, namespace = subject.job.name, subject.namespace
         return Endpoints(
             coordinator=f"http://{names.coordinator(name)}.{namespace}.svc:{COORDINATOR_PORT}",
-            inference=f"http://{names.inference(name)}.{namespace}.svc:8000/v1",
+            inference=f"http://{names.inference(name)}.{namespace}.svc:{INFERENCE_PORT}/v1",
         )
 
     async def _held_up(self, subject: Subject, found: Found, refusal: Refusal) -> float | None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from inflight_operator.builders import WORKLOADS
 from inflight_operator.kube import KubeError
 from inflight_operator.lifecycle import Cause
 
@@ -13,7 +14,6 @@ MAX_MESSAGE: Final = 2_000
 JOBSET_INSTALL: Final = "install JobSet 0.11 or newer (https://jobset.sigs.k8s.io)"
 RENDER_AGAIN: Final = "suspend the job and mend the role's podTemplate or resources"
 RIGHTS: Final = "apply manifests/ again"
-WITH_PODS: Final = frozenset({"StatefulSet", "Deployment", "JobSet", "Job"})
 _ANY_STATUS: Final[tuple[tuple[str, str, str], ...]] = (
     # A policy answers with the status that its author chose, a webhook with whatever it likes.
     ("failed calling webhook", "WebhookUnavailable", "see to the webhook's Service and pods"),
@@ -110,7 +110,7 @@ def _invalid(kind: str, what: str, error: KubeError) -> Refusal:
         return Refusal(_cause("JobSetTooOld", what, error, JOBSET_INSTALL))
     if kind == "PersistentVolumeClaim":
         return Refusal(_cause("ClaimRefused", what, error))
-    if kind in WITH_PODS:
+    if kind in WORKLOADS:
         return Refusal(_cause("InvalidPodTemplate", what, error, RENDER_AGAIN), stalled=True)
     return Refusal(_cause("Refused", what, error))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from inflight_operator.lifecycle import format_time
 from inflight_runtime.api.status import PolicyVersion, Progress
 
 LARGEST_COUNT: Final = 2**53 - 1
@@ -72,7 +73,7 @@ def understand(body: bytes) -> Reading:
         groups_trained=_count(groups.get("trained")),
         groups_dropped=_count(groups.get("dropped")),
         checkpoint_step=_count(state.get("checkpoint_step")),
-        updated_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        updated_time=format_time(datetime.now(UTC)),
     )
     return Reading(progress, _text(state.get("outcome"), LONGEST_OUTCOME), _text(state.get("reason"), LONGEST_REASON))
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from inflight_operator.builders import Child, Manifest
+from inflight_operator.builders import Child, Manifest, role_of
 from inflight_operator.children import belongs_to, start_of
-from inflight_operator.observed import role_of
 from inflight_operator.store import Address
 from inflight_runtime.api import API_VERSION, KIND, RLTrainingJob, validate_job
 from inflight_runtime.api.status import JobStatus

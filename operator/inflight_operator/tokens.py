@@ -13,11 +13,10 @@ from typing import Final
 from inflight_operator import names
 from inflight_operator.builders import Manifest
 from inflight_operator.builders.pods import TOKEN_KEY
-from inflight_operator.children import belongs_to
+from inflight_operator.children import belongs_to, going, taken
 from inflight_operator.kube import Kube, KubeError
 from inflight_operator.lifecycle import Cause
 from inflight_operator.refusals import Refusal
-from inflight_runtime.api import KIND
 
 TOKEN_BYTES: Final = 32
 CHECK_EVERY_S: Final = 300.0
@@ -125,15 +124,11 @@ class Tokens:
                 if not error.exists:
                     raise
                 found = await self._kube.get("Secret", *address)
-        if found is None or found["metadata"].get("deletionTimestamp"):
-            return Refusal(Cause("WaitingForDeletion", f"Secret {address[1]} is just going"), passing=True)
-        if not belongs_to(found, uid):
-            owners = found["metadata"].get("ownerReferences") or []
-            if any(one.get("kind") == KIND for one in owners):
-                message = f"Secret {address[1]} belongs to a job of this name that was deleted, and will go too"
-                return Refusal(Cause("WaitingForDeletion", message), passing=True)
-            message = f"Secret {address[1]} exists already and does not belong to this job; delete it or rename the job"
-            return Refusal(Cause("NameTaken", message))
+        what = f"Secret {address[1]}"
+        if found is None:
+            return Refusal(Cause("WaitingForDeletion", f"{what} is just going"), passing=True)
+        if (refusal := going(what, found, uid) or taken(what, found, uid)) is not None:
+            return refusal
         try:
             self._keep(address, uid, found)
         except TokenError as error:

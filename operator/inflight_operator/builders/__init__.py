@@ -17,22 +17,38 @@ from inflight_operator.builders import (
     network,
     trainer,
 )
-from inflight_operator.builders.build import BUILDER_REVISION, Build, Child, EnvironmentCode, Facts, Manifest, finished
+from inflight_operator.builders.build import (
+    BUILDER_REVISION,
+    WORKLOADS,
+    Build,
+    Child,
+    EnvironmentCode,
+    Facts,
+    Manifest,
+    finished,
+    pod_template_of,
+    role_of,
+)
 from inflight_operator.builders.resources import is_accelerator
-from inflight_operator.builders.wiring import COORDINATOR_PORT, wire
+from inflight_operator.builders.wiring import COORDINATOR_PORT, INFERENCE_PORT, wire
 from inflight_operator.settings import Settings
 from inflight_runtime.api import RLTrainingJob
 
 __all__ = [
     "BUILDER_REVISION",
     "COORDINATOR_PORT",
+    "INFERENCE_PORT",
+    "WORKLOADS",
+    "Build",
     "Child",
     "EnvironmentCode",
     "Facts",
     "Manifest",
     "build_children",
+    "pod_template_of",
     "requested_gpus",
     "resolved_images",
+    "role_of",
 ]
 
 
@@ -60,7 +76,7 @@ def build_children(job: RLTrainingJob, settings: Settings, facts: Facts) -> list
     if fetched:
         shared.append(claims.model_claim(build))
     shared += [coordinator.service(build), inference.pods_service(build), inference.service(build)]
-    found = [Child(finished(manifest), _role(manifest)) for manifest in shared]
+    found = [Child(finished(manifest), role_of(manifest)) for manifest in shared]
     found.append(Child(finished(coordinator.stateful_set(build, wiring)), names.COORDINATOR))
     if fetched:
         found.append(Child(finished(model.fetch_job(build, wiring)), names.MODEL))
@@ -76,10 +92,7 @@ def resolved_images(children: list[Child]) -> dict[str, str]:
     """Image of each role's own container, overlays included, for the job's status."""
     images: dict[str, str] = {}
     for child in children:
-        spec = child.manifest.get("spec", {})
-        if child.kind == "JobSet":
-            spec = spec["replicatedJobs"][0]["template"]["spec"]
-        for container in spec.get("template", {}).get("spec", {}).get("containers", []):
+        for container in _containers(child):
             if container["name"] == child.role:
                 images[child.role] = container["image"]
     return images
@@ -89,11 +102,11 @@ def requested_gpus(children: Sequence[Child]) -> int:
     """GPUs that all pods of all roles ask for together."""
     total = 0
     for child in children:
-        spec, pods = child.manifest.get("spec", {}), child.manifest.get("spec", {}).get("replicas", 1)
+        spec = child.manifest.get("spec", {})
+        pods = spec.get("replicas", 1)
         if child.kind == "JobSet":
-            spec = spec["replicatedJobs"][0]["template"]["spec"]
-            pods = spec["completions"]
-        for container in spec.get("template", {}).get("spec", {}).get("containers", []):
+            pods = spec["replicatedJobs"][0]["template"]["spec"]["completions"]
+        for container in _containers(child):
             limits = container.get("resources", {}).get("limits", {})
             total += sum(
                 pods * int(amount) for name, amount in limits.items() if is_accelerator(name) and _whole(amount)
@@ -101,9 +114,10 @@ def requested_gpus(children: Sequence[Child]) -> int:
     return total
 
 
+def _containers(child: Child) -> list[Manifest]:
+    template = pod_template_of(child.manifest)
+    return [] if template is None else list(template["spec"]["containers"])
+
+
 def _whole(amount: object) -> bool:
     return str(amount).isdecimal()
-
-
-def _role(manifest: Manifest) -> str:
-    return str(manifest["metadata"]["labels"].get(names.ROLE_LABEL, ""))

@@ -19,6 +19,8 @@ BUILDER_REVISION: Final = "2"
 DIGEST_LENGTH: Final = 10
 CONTENT: Final = frozenset({"Secret"})
 """Kinds whose ``data`` stays out of the desired hash: it is made once, and kept."""
+WORKLOADS: Final = frozenset({"StatefulSet", "Deployment", "JobSet", "Job"})
+"""Kinds that have pods."""
 RUN_TIME_FIELDS: Final = {"StatefulSet": "replicas", "Deployment": "replicas", "JobSet": "suspend"}
 """The one field of each kind's spec that changes while a job runs; it is left out of the desired hash."""
 
@@ -142,6 +144,20 @@ class Child:
     def name(self) -> str:
         """Name of the object."""
         return str(self.manifest["metadata"]["name"])
+
+
+def role_of(manifest: Manifest) -> str:
+    """Role that an object's labels name; empty for none."""
+    return str((manifest["metadata"].get("labels") or {}).get(names.ROLE_LABEL, ""))
+
+
+def pod_template_of(manifest: Manifest) -> Manifest | None:
+    """Pod template of a workload, that of a JobSet's one replicated job too; ``None`` for any other object."""
+    spec = manifest.get("spec") or {}
+    if manifest["kind"] == "JobSet":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    template = spec.get("template")
+    return template if isinstance(template, dict) else None
 
 
 def finished(manifest: Manifest) -> Manifest:

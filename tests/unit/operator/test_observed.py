@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from inflight_operator import names
-from inflight_operator.observed import counts_of, grace_of, restarts_of, role_of, settled_of, trainer_of
+from inflight_operator.builders import role_of
+from inflight_operator.observed import counts_of, grace_of, restarts_of, settled_of, trainer_of
 from inflight_runtime.api import RLTrainingJob, validate_job
 from inflight_runtime.api.status import JobStatus, RoleStatus
 
