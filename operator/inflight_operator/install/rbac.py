@@ -86,7 +86,7 @@ OPERATOR_RULES: Final = (
     Rule(
         "",
         ("events",),
-        ("create", "patch", "list"),
+        ("create", "list"),
         "What happens to a job is told in events. Listed: why a controller could not make a child's pods (quota).",
     ),
 )
