@@ -15,6 +15,8 @@ from urllib.parse import quote
 from urllib.request import getproxies_environment
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.connector import Connection
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
@@ -126,12 +128,16 @@ class Kube:
     """
 
     def __init__(self, configuration: kubernetes_client.Configuration, deadline_s: float = CALL_DEADLINE_S) -> None:
-        # Else each request looks for a .netrc and for proxies.
-        configuration.client_session_kwargs = {"trust_env": bool(getproxies_environment())}
+        configuration.client_session_kwargs = {
+            "request_class": _checked(self),
+            # Else each request looks for a .netrc and for proxies.
+            "trust_env": bool(getproxies_environment()),
+        }
         self._api: Any = kubernetes_client.ApiClient(configuration)  # its methods have no types
         self._deadline_s = deadline_s
         self.before_write: Callable[[], None] = lambda: None
-        """Called right before each write is sent, those to Leases apart; what it raises stops the write."""
+        """Called when nothing is left to wait for before a write's bytes leave, those to Leases apart; what it raises
+        stops the write."""
 
     @classmethod
     async def connect(cls, kubeconfig: str = "", deadline_s: float = CALL_DEADLINE_S) -> Self:
@@ -252,8 +258,6 @@ class Kube:
                 request = await self._api.param_serialize(
                     method, path, {}, list((query or {}).items()), headers, body, auth_settings=["BearerToken"]
                 )
-                if method != "GET" and not path.startswith(LEASES):
-                    self.before_write()
                 response = await self._api.call_api(*request)
                 text = await response.read()
         except TimeoutError:
@@ -265,6 +269,26 @@ class Kube:
             reason = str(answer.get("reason") or response.reason or response.status)
             raise KubeError(response.status, reason, str(answer.get("message") or ""))
         return answer
+
+
+def _checked(kube: Kube) -> type[aiohttp.ClientRequest]:
+    """Requests that ask ``before_write`` at the last moment: waiting for a free connection may have taken seconds."""
+
+    class Request(aiohttp.ClientRequest):
+        async def write_bytes(
+            self, writer: AbstractStreamWriter, conn: Connection, content_length: int | None = None
+        ) -> None:
+            # The headers are still held back here, to leave with the body; all our writes have one.
+            if self.method != "GET" and LEASES not in self.url.raw_path:
+                try:
+                    kube.before_write()
+                except Exception as error:
+                    assert conn.protocol is not None
+                    conn.protocol.set_exception(error)
+                    return
+            await super().write_bytes(writer, conn, content_length)
+
+    return Request
 
 
 def _address(manifest: Manifest) -> tuple[Kind, str, str]:
