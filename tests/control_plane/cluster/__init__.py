@@ -6,7 +6,7 @@ proxies and no kubelets: nothing outside the process's own directories and loopb
 """
 
 from .audit import AuditEvent, AuditLog
-from .binaries import ensure_binaries
+from .binaries import ensure_binaries, ensure_program
 from .cluster import Cluster, running_cluster
 from .errors import ClusterError
 from .kubectl import Kubectl, KubectlError
@@ -24,6 +24,7 @@ __all__ = [
     "KubectlError",
     "end_pods",
     "ensure_binaries",
+    "ensure_program",
     "eventually",
     "running_cluster",
 ]

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from .binaries import ensure_binaries
+from .binaries import ensure_binaries, ensure_program
 from .cluster import Cluster, running_cluster
 from .errors import ClusterError
 
@@ -38,11 +38,14 @@ def main() -> int:
     """Run until Ctrl-C; 1 when it cannot start or a component ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build-only", action="store_true", help="build what is missing from the cache, start nothing")
+    parser.add_argument("--also", action="append", default=[], metavar="PROGRAM", help="build this one as well (helm)")
     arguments = parser.parse_args()
     # A shell that starts it in the background has SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         binaries = ensure_binaries()
+        for program in arguments.also:
+            ensure_program(program)
         if arguments.build_only:
             return 0
         began = time.monotonic()

@@ -82,6 +82,7 @@ SETS = {
         },
     ),
     "kubectl": BuildSet("kubernetes", {"kubectl": "k8s.io/kubernetes/cmd/kubectl"}, "under a minute"),
+    "helm": BuildSet("helm", {"helm": "helm.sh/helm/v4/cmd/helm"}, "a minute or two"),
 }
 
 
@@ -123,6 +124,15 @@ def ensure_binaries() -> Binaries:
         jobset / "config" / "components" / "webhook" / "manifests.yaml",
         tuple(sorted((built["kwok"] / "manifests").rglob("*.yaml"))),
     )
+
+
+def ensure_program(name: str) -> Path:
+    """Build a set of one program that the cluster itself does not run, if it is not in the cache yet: where it is.
+
+    Raises:
+        ClusterError: as :func:`ensure_binaries`.
+    """
+    return _ensure(name) / "bin" / name
 
 
 def cache_directory() -> Path:
