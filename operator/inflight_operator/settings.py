@@ -28,7 +28,7 @@ class SettingsError(ValueError):
 class Settings(BaseModel):
     """What an installation decides for all of its jobs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     namespace: str = ""
     """The one namespace to work in; empty for all of them."""
@@ -54,6 +54,8 @@ class Settings(BaseModel):
     """Image of actors, and of the Job that fetches a model."""
     trainer_image: str = ""
     """Image of trainers."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets for private registries, comma-separated; each is looked for in the job's own namespace."""
     coordinator_url: str = "http://{service}.{namespace}.svc:{port}"
     """How the operator reaches a coordinator; another pattern where it runs outside of the cluster."""
     operator_namespace: str = ""
@@ -87,6 +89,11 @@ class Settings(BaseModel):
     @classmethod
     def _none_in_words(cls, value: object) -> object:
         return None if value == "none" else value
+
+    @field_validator("image_pull_secrets", mode="before")
+    @classmethod
+    def _comma_separated(cls, value: object) -> object:
+        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
     @field_validator("coordinator_url")
     @classmethod

@@ -202,6 +202,8 @@ def _pod_spec(build: Build, pod: Pod) -> dict[str, Any]:
         "containers": [container],
         "volumes": [{"name": mount.name, **mount.source} for mount in mounts],
     }
+    if build.settings.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in build.settings.image_pull_secrets]
     priority = build.job.spec.scheduling.priority_class_name
     if priority is not None:
         spec["priorityClassName"] = priority

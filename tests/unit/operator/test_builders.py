@@ -306,6 +306,16 @@ def test_every_role_is_started_with_its_own_config() -> None:
         assert config_of(found, role).token_file.as_posix() == "/var/run/inflight/token"
 
 
+def test_every_pod_may_pull_from_the_installations_private_registry_and_from_the_jobs_own() -> None:
+    overlay = {"spec": {"imagePullSecrets": [{"name": "own"}]}}
+    settings = SETTINGS.model_copy(update={"image_pull_secrets": ("mirror",)})
+    found = workloads(children(make_job(model=HUB, actors={"podTemplate": overlay}), settings))
+    assert len(found) == 5
+    for role, template in found.items():
+        names = {secret["name"] for secret in template["spec"]["imagePullSecrets"]}
+        assert names == ({"mirror", "own"} if role == "actor" else {"mirror"}), role
+
+
 def test_the_priority_class_reaches_every_pod() -> None:
     for template in workloads(children(make_job(model=HUB, scheduling={"priorityClassName": "research"}))).values():
         assert template["spec"]["priorityClassName"] == "research"

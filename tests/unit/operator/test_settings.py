@@ -21,11 +21,13 @@ def test_variables_are_read() -> None:
             "INFLIGHT_NAMESPACE": "team-a",
             "INFLIGHT_RUN_AS": "none",
             "INFLIGHT_INFERENCE_STARTUP_S": "60",
+            "INFLIGHT_IMAGE_PULL_SECRETS": "hub, mirror",
             "INFLIGHT_SCRAPE_FROM": '{"podSelector": {"matchLabels": {"app": "prometheus"}}}',
             "INFLIGHT_COORDINATOR_URL": "http://127.0.0.1:{port}/{namespace}/{service}",
         }
     )
     assert (settings.namespace, settings.run_as, settings.inference_startup_s) == ("team-a", None, 60)
+    assert settings.image_pull_secrets == ("hub", "mirror")
     assert settings.scrape_from == {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     assert settings.coordinator_address("x", "n", 1) == "http://127.0.0.1:1/n/x-coordinator"
 
