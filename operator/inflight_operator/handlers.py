@@ -17,7 +17,7 @@ import kopf
 
 from inflight_operator import names
 from inflight_operator.builders import Manifest
-from inflight_operator.kube import KINDS
+from inflight_operator.kube import KINDS, LIST_PAGE
 from inflight_operator.settings import Settings
 from inflight_operator.store import WATCHED
 from inflight_runtime.api import KIND
@@ -159,6 +159,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = CLIENT_TIMEOUT_S
     settings.watching.inactivity_timeout = INACTIVITY_S
     settings.watching.reconnect_backoff = RECONNECT_S
+    settings.watching.chunk_size = LIST_PAGE  # else all objects of a kind are in memory at once, parsed
     settings.queueing.idle_timeout = 1.0
     settings.process.ultimate_exiting_timeout = None  # else it kills the whole process some time after a failure
     for kind in WATCHED:

@@ -133,8 +133,9 @@ class ProgressReader:
         number, reading = await self._read(key, run, url)
         if self._runs.get(key) is not run or run.url != url:
             return None  # forgotten meanwhile, or about to be read at its new address
-        _remember(run, number, reading)
         run.failures = run.failures + 1 if reading.error else 0
+        if run.failures > 1 or before is None or before.error or not reading.error.startswith(LATE):
+            _remember(run, number, reading)  # one late answer of many is no news
         if run.reading != before:
             self._changed(key)
         return min(self._longest_pause_s, self._period_s * 2.0 ** min(max(run.failures - 1, 0), 30))

@@ -199,6 +199,27 @@ async def test_a_coordinator_that_went_away_keeps_its_last_numbers_and_comes_bac
         assert known(reader) == good
 
 
+async def test_one_late_answer_is_no_news_and_two_in_a_row_are() -> None:
+    coordinator = Coordinator()
+
+    async def late_once(_: web.Request) -> web.StreamResponse:
+        coordinator.respond = coordinator.good
+        return await _never(_)
+
+    async with serving(coordinator), reading(deadline_s=0.3, longest_pause_s=0.02) as (reader, changes):
+        reader.follow(JOB, coordinator.url)
+        await changes.get()
+        good = known(reader)
+        for _ in range(2):
+            coordinator.respond = late_once
+            await coordinator.wait_for(coordinator.asked + 4)
+        assert changes.empty()
+        assert known(reader) == good
+        coordinator.respond = _never
+        await changes.get()
+        assert known(reader).error == "no answer within 0.3 s"
+
+
 async def test_a_refused_token_is_read_anew_once() -> None:
     coordinator = Coordinator()
     tokens = Tokens("an-old-token", TOKEN)
