@@ -39,7 +39,7 @@ from control_plane.cluster import AuditEvent, Cluster, ClusterError, eventually,
 from control_plane.cluster import cluster as cluster_module  # noqa: E402
 from control_plane.cluster.client import connect  # noqa: E402
 from control_plane.expected_refusals import refusals  # noqa: E402
-from control_plane.operator_process import OperatorProcess, operator_for  # noqa: E402
+from control_plane.operator_process import NEWER_IMAGES, OperatorProcess, operator_for  # noqa: E402
 
 EXAMPLE = ROOT / "examples" / "sort-letters" / "job.yaml"
 GROUP, VERSION, PLURAL = "inflight.dev", "v1alpha1", "rltrainingjobs"
@@ -49,11 +49,14 @@ REST_S = 60.0
 QUIET_S = 5.0
 POSTS_AT_ONCE = 16
 EDITS = 10
+UPGRADED = 50
+STATUS_AND_EVENTS = ("rltrainingjobs/status", "events")
 DEADLINE_S = 1200.0
 TARGETS = (
     Target("children_s_p95", most=2.0),
     Target("rss_mb_peak", most=150.0),
     Target("writes_at_rest", most=0),
+    Target("child_writes_of_an_upgrade", most=0),
     Target("repair_s_max", most=5.0),
 )
 
@@ -320,6 +323,52 @@ def repair(bench: Bench, names: Sequence[str]) -> dict[str, Any]:
     return {"edited_s": spread(edited, 3), "deleted_s": spread(deleted, 3)}
 
 
+def upgrade(bench: Bench, names: Sequence[str]) -> dict[str, Any]:
+    """A newer operator, with other children and default images in it: what it leaves alone, and when it acts."""
+    say(f"upgrading the operator under {len(names)} jobs")
+    since = bench.cluster.audit.position()
+    bench.operator.stop()
+    bench.operator.become_newer()
+    bench.operator.start()
+    bench.operator.wait_watching()
+    eventually(
+        "every job has been looked at",
+        lambda: bench.operator.metrics().get('inflight_reconciles_total{result="success"}', 0) >= len(names),
+        DEADLINE_S,
+    )
+    bench.wait_quiet()
+    child_writes = sum(event.resource not in STATUS_AND_EVENTS for event in bench.writes(since))
+    chosen = names[:UPGRADED]
+    say(f"suspending and resuming {len(chosen)} of them")
+    began = time.monotonic()
+    _suspend(bench, chosen, True)
+    eventually("they are suspended", lambda: bench.phases.all_in(chosen, "Suspended"), DEADLINE_S)
+    _suspend(bench, chosen, False)
+    eventually("they run", lambda: bench.phases.all_in(chosen, "Running"), DEADLINE_S)
+    took = time.monotonic() - began
+    stateful_sets = bench.apps.list_namespaced_stateful_set(bench.namespace).items
+    newer = {
+        item.metadata.labels["inflight.dev/job"]
+        for item in stateful_sets
+        if item.spec.template.spec.containers[0].image.startswith(NEWER_IMAGES)
+    }
+    return {
+        "jobs": len(names),
+        "child_writes_before_a_resume": child_writes,
+        "resumed": len(chosen),
+        "suspended_and_resumed_s": round(took, 1),
+        "resumed_at_the_new_revision": len(newer & set(chosen)),
+        "others_at_the_new_revision": len(newer - set(chosen)),
+    }
+
+
+def _suspend(bench: Bench, names: Sequence[str], suspend: bool) -> None:
+    body = {"spec": {"suspend": suspend}}
+    with ThreadPoolExecutor(POSTS_AT_ONCE) as pool:
+        patch = bench.custom.patch_namespaced_custom_object
+        list(pool.map(lambda name: patch(GROUP, VERSION, bench.namespace, PLURAL, name, body), names))
+
+
 def _grace(bench: Bench, name: str) -> Any:
     found = bench.apps.read_namespaced_deployment(f"{name}-actor", bench.namespace)
     return found.spec.template.spec.termination_grace_period_seconds
@@ -376,11 +425,13 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         restarted = note("restart", restart(bench, options.jobs))
         resting_after = note("at_rest_after_restart", rest(bench))
         repaired = note("repair", repair(bench, names))
+        upgraded = note("upgrade", upgrade(bench, names))
         note("unexpected_refusals", dict(refusals(bench.cluster.audit.events(), [bench.operator.user])))
     values = {
         "children_s_p95": single["children_s"]["p95"],
         "rss_mb_peak": max(part["operator"]["rss_mb_peak"] for part in (many, resting, restarted, resting_after)),
         "writes_at_rest": resting["writes"] + resting_after["writes"],
+        "child_writes_of_an_upgrade": upgraded["child_writes_before_a_resume"],
         "repair_s_max": max(repaired["edited_s"]["max"], repaired["deleted_s"]["max"]),
     }
     return measured | {"targets": {target.name: target.judge(values[target.name]) for target in TARGETS}}

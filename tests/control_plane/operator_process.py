@@ -19,10 +19,24 @@ import psutil
 import yaml
 
 from control_plane.cluster import AuditEvent, Cluster, eventually
+from inflight_operator import names
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER_ROLE = ROOT / "manifests" / "cluster" / "cluster_role.yaml"
 STOP_DEADLINE_S = 20.0
+NEWER_IMAGES = "example.org"
+NEWER = """
+import sys
+from inflight_operator import builders
+from inflight_operator.builders import actors, build, wiring
+for module in (builders, build):
+    module.BUILDER_REVISION = "next"
+import inflight_operator.reconciler
+inflight_operator.reconciler.BUILDER_REVISION = "next"
+actors.ACTOR_PORT = wiring.ACTOR_PORT = 7777  # in the role configs and in a pod template
+from inflight_operator.__main__ import main
+sys.exit(main())
+"""
 
 
 class OperatorProcess:
@@ -85,6 +99,15 @@ class OperatorProcess:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def become_newer(self) -> None:
+        """From the next start on be a release that builds other children, of images at ``NEWER_IMAGES`` (tag next)."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        program = self._directory / "newer.py"
+        program.write_text(NEWER)
+        self.program = (str(program),)
+        images = {f"INFLIGHT_{role.upper()}_IMAGE": f"{NEWER_IMAGES}/{role}:next" for role in names.ROLES}
+        self._environment.update(images)
 
     def running(self) -> bool:
         """Whether it has not ended."""

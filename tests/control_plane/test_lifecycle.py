@@ -651,18 +651,6 @@ def test_a_deleted_jobset_is_made_again_when_its_trainer_is_gone(admin: client.A
 # Upgrade
 
 FLEET_S = 90.0
-NEWER = """
-import sys
-from inflight_operator import builders
-from inflight_operator.builders import actors, build, wiring
-for module in (builders, build):
-    module.BUILDER_REVISION = "next"
-import inflight_operator.reconciler
-inflight_operator.reconciler.BUILDER_REVISION = "next"
-actors.ACTOR_PORT = wiring.ACTOR_PORT = 7777  # in the role configs and in a pod template
-from inflight_operator.__main__ import main
-sys.exit(main())
-"""
 
 
 def test_an_upgrade_touches_no_running_job_until_it_is_resumed(
@@ -678,14 +666,9 @@ def test_an_upgrade_touches_no_running_job_until_it_is_resumed(
                 jobs.wait_phase(name, "Running", deadline_s=FLEET_S)
             images = jobs.status(fleet[0])["images"]
             old.stop()
-        program = tmp_path / "newer.py"
-        program.write_text(NEWER)
-        newer = {f"{role}_image": f"example.org/{role}:next" for role in names.ROLES}
         since = cluster.audit.position()
-        with operator_for(
-            cluster, place, tmp_path / "new", coordinator_url=coordinators.url, shm_size="1Gi", **newer
-        ) as new:
-            new.program = (str(program),)
+        with operator_for(cluster, place, tmp_path / "new", coordinator_url=coordinators.url, shm_size="1Gi") as new:
+            new.become_newer()
             new.start()
             new.wait_watching()
             # It works, and sees them all: each is scaled, and nothing else.

@@ -9,6 +9,8 @@ from typing import TypeVar
 from .errors import ClusterError
 
 POLL_S = 0.05
+POLL_LONGER = 0.05
+"""Part of the time waited so far: who waits long asks less often, and is told late by as little."""
 Found = TypeVar("Found")
 
 
@@ -18,9 +20,10 @@ def eventually(what: str, probe: Callable[[], Found | None], deadline_s: float =
     Raises:
         ClusterError: it did not within ``deadline_s``; the message names ``what`` and the last thing it returned.
     """
-    end = time.monotonic() + deadline_s
+    began = time.monotonic()
     while not (found := probe()):
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > deadline_s:
             raise ClusterError(f"{what}: not within {deadline_s:g} s (last seen: {found!r})")
-        time.sleep(POLL_S)
+        time.sleep(max(POLL_S, POLL_LONGER * waited))
     return found
