@@ -39,11 +39,24 @@ def render_files() -> dict[Path, str]:
     }
 
 
+def user_roles() -> list[str]:
+    """What of jobs the cluster's users may see and change: a role in YAML for each built-in one."""
+    return [
+        with_rules(rbac.user_role(built_in, {"app.kubernetes.io/name": "inflight"}), rules)
+        for built_in, rules in USER_ROLES.items()
+    ]
+
+
+def with_rules(role: Manifest, rules: Iterable[Rule]) -> str:
+    """A role as YAML, with the reason above each of its rules."""
+    return _text(role) + "rules:\n" + "".join(_comment(rule.reason) + dump_yaml([rule.manifest()]) for rule in rules)
+
+
 def _base() -> dict[str, str]:
     labels = deployment.operator_labels()
     return {
         "service_account.yaml": _text(deployment.service_account()),
-        "role.yaml": _with_rules(rbac.role(LEASE_ROLE, labels), LEASE_RULES),
+        "role.yaml": with_rules(rbac.role(LEASE_ROLE, labels), LEASE_RULES),
         "role_binding.yaml": _text(rbac.binding("Role", LEASE_ROLE, labels)),
         "lease.yaml": "# No spec: all of that is its holder's, and applying this again leaves it alone.\n"
         + _text(deployment.lease()),
@@ -55,22 +68,18 @@ def _base() -> dict[str, str]:
 
 def _cluster() -> dict[str, str]:
     labels = deployment.operator_labels()
-    users = [
-        _with_rules(rbac.user_role(built_in, {"app.kubernetes.io/name": "inflight"}), rules)
-        for built_in, rules in USER_ROLES.items()
-    ]
     return {
         "namespace.yaml": _text(deployment.namespace()),
-        "cluster_role.yaml": _with_rules(rbac.cluster_role(NAME, labels), OPERATOR_RULES),
+        "cluster_role.yaml": with_rules(rbac.cluster_role(NAME, labels), OPERATOR_RULES),
         "cluster_role_binding.yaml": _text(rbac.binding("ClusterRole", NAME, labels)),
-        "user_roles.yaml": "---\n".join(users),
+        "user_roles.yaml": "---\n".join(user_roles()),
     }
 
 
 def _namespaced() -> dict[Path, str]:
     labels = deployment.operator_labels()
     roles = {
-        "role.yaml": _with_rules(rbac.role(NAME, labels), OPERATOR_RULES),
+        "role.yaml": with_rules(rbac.role(NAME, labels), OPERATOR_RULES),
         "role_binding.yaml": _text(rbac.binding("Role", NAME, labels)),
     }
     return {
@@ -105,11 +114,6 @@ def _kustomization(resources: list[str], **fields: Any) -> str:
 
 def _text(manifest: Manifest) -> str:
     return dump_yaml(manifest)
-
-
-def _with_rules(role: Manifest, rules: Iterable[Rule]) -> str:
-    """A role as YAML, with the reason above each of its rules."""
-    return _text(role) + "rules:\n" + "".join(_comment(rule.reason) + dump_yaml([rule.manifest()]) for rule in rules)
 
 
 def _comment(text: str) -> str:
