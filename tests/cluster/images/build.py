@@ -1,0 +1,100 @@
+"""Builds the images of the Dockerfile, and writes each as one file that containerd imports."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import base, machine, store
+
+ROOT = Path(__file__).resolve().parents[3]
+TARGETS = ("operator", "runtime")
+BUILD_DEADLINE_S = 1800.0
+ARCHIVE_DEADLINE_S = 600.0
+ARCHIVES_KEPT = 2
+"""Of each image: one that another clone may just be importing is not taken away."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """A built image.
+
+    Attributes:
+        target: of the Dockerfile.
+        name: under which it is known once imported; the one that manifests and the operator's defaults ask for.
+        identity: digest of its configuration.
+        archive: the image as one file, for ``ctr image import``.
+    """
+
+    target: str
+    name: str
+    identity: str
+    archive: Path
+
+
+def build_image(target: str, *, shown: bool = True) -> Image:
+    """Build an image from the working tree: minutes the first time, then seconds.
+
+    Args:
+        target: of the Dockerfile.
+        shown: whether buildah's words go to standard error as they come.
+
+    Raises:
+        ClusterError: it cannot be built; the message, or the words before it, say why.
+    """
+    store.ensure_tools()
+    name = f"docker.io/library/inflight-{target}:{version()}"
+    with store.one_at_a_time():
+        parent = base.ensure_base()
+        started = time.monotonic()
+        identity = _build(target, name, parent, shown)
+        store.say(f"{name} built in {time.monotonic() - started:.1f} s")
+        return Image(target, name, identity, _archive(target, name, identity))
+
+
+def version() -> str:
+    """The project's version."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def describe(image: Image) -> dict[str, object]:
+    """An image's configuration and the size of each of its layers, as buildah tells them."""
+    told: dict[str, object] = json.loads(store.buildah("inspect", "--type", "image", image.identity))
+    return told
+
+
+def _build(target: str, name: str, parent: str, shown: bool) -> str:
+    told = store.directory() / f"{target}.id"
+    with machine.mounts() as settings:
+        store.buildah(
+            *("build", "--isolation", "chroot", "--network", "host", "--pull-never", "--layers", "--format", "docker"),
+            *settings,
+            *("--build-arg", f"BASE_IMAGE={parent}", "--build-arg", f"VERSION={version()}"),
+            *("--target", target, "--tag", name, "--iidfile", told, ROOT),
+            deadline_s=BUILD_DEADLINE_S,
+            shown=shown,
+        )
+    return told.read_text().strip().removeprefix("sha256:")
+
+
+def _archive(target: str, name: str, identity: str) -> Path:
+    folder = store.directory() / "archives"
+    folder.mkdir(exist_ok=True)
+    archive = folder / f"{target}-{identity[:12]}.tar"
+    if archive.exists():
+        archive.touch()
+        return archive
+    started = time.monotonic()
+    partial = archive.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    # Uncompressed: it is read once, on this machine.
+    store.buildah("push", "--quiet", identity, f"docker-archive:{partial}:{name}", deadline_s=ARCHIVE_DEADLINE_S)
+    partial.rename(archive)
+    store.say(f"{archive} ({archive.stat().st_size / 1e6:.0f} MB) written in {time.monotonic() - started:.1f} s")
+    old = sorted(folder.glob(f"{target}-*.tar"), key=lambda path: path.stat().st_mtime)[:-ARCHIVES_KEPT]
+    for path in old:
+        path.unlink()
+    return archive
