@@ -31,6 +31,7 @@ INFERENCE_PORT: Final = 8000
 ACTOR_PORT: Final = 7001
 """Ports of the roles' HTTP routes, their metrics among them."""
 ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104  a pod's own network; NetworkPolicies say who gets in
+MODEL_WAIT_S: Final = 600.0
 FETCHED_MODEL: Final = f"{FETCHED_DIR}/model"
 FETCHED_TOKENIZER: Final = f"{FETCHED_DIR}/tokenizer"
 
@@ -166,6 +167,8 @@ def pod_addresses(build: Build, model: ModelPlace, code: tuple[Mount, ...]) -> A
         model_path=model.path,
         tokenizer_path=model.tokenizer,
         model=None,
+        # Applied together with the job, what fills a claim may take longer than a role's start.
+        model_wait_s=MODEL_WAIT_S if build.job.spec.model.volume is not None else 0.0,
         checkpoint_dir=Path(run) / "checkpoints",
         log_dir=Path(run),
         resume_from=None if resume_from is None else Path(posixpath.join(CHECKPOINT_DIR, resume_from)),

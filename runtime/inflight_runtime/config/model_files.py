@@ -139,11 +139,30 @@ def _missing_weights(directory: Path) -> list[str]:
         return [
             f"{len(gone)} of {len(shards)} weight files that {index.name if index else 'it'} lists ({gone[0]}, ...)"
         ]
-    return [
-        f"the content of {name} ({'it is a Git LFS pointer' if _is_lfs_pointer(directory / name) else 'it is empty'})"
-        for name in shards
-        if _is_lfs_pointer(directory / name) or (directory / name).stat().st_size == 0
-    ]
+    return [f"the content of {name} ({fault})" for name in shards if (fault := _weights_fault(directory / name))]
+
+
+def _weights_fault(path: Path) -> str:
+    """What is wrong with a weight file, as far as its size and the header of a safetensors file tell."""
+    if _is_lfs_pointer(path):
+        return "it is a Git LFS pointer"
+    size = path.stat().st_size
+    if size == 0:
+        return "it is empty"
+    if path.suffix != ".safetensors":
+        return ""
+    # Format: 8 bytes with the header's length, a JSON header, then the tensors, whose ends the header gives.
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > size - 8:
+                return "it is cut off"
+            header = json.loads(file.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return "it is no safetensors file"
+    whole = 8 + length + max(ends, default=0)
+    return f"it is cut off: {size} of {whole} bytes" if size < whole else ""
 
 
 def _no_weights(directory: Path) -> str:

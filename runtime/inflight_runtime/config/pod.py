@@ -15,6 +15,7 @@ from typing import Any, Final
 from inflight_runtime.api import JobError
 from inflight_runtime.config import roles
 from inflight_runtime.config.model_files import ModelFacts, read_model_facts
+from inflight_runtime.config.model_wait import wait_for_model
 from inflight_runtime.config.sizes import default_micro_batch_tokens, kv_cache_bytes
 
 NAME_VARIABLE: Final = "INFLIGHT_POD_NAME"
@@ -37,9 +38,12 @@ def complete(config: roles.RoleT, environ: Mapping[str, str]) -> roles.RoleT:
         environ: the process's environment, with the two variables where the config asks for them.
 
     Raises:
-        ValueError: a variable is not set, or the model's files do not tell what is asked of them.
+        ValueError: a variable is not set, or the model's files are missing (after a wait, where the config asks for
+            one) or do not tell what is asked of them.
     """
     changes: dict[str, Any] = {}
+    if isinstance(config, roles.InferenceConfig | roles.ActorConfig | roles.TrainerConfig):
+        wait_for_model(config.model)
     if isinstance(config, roles.InferenceConfig):
         changes = _server(config, environ)
     elif isinstance(config, roles.ActorConfig):

@@ -60,6 +60,7 @@ class Addresses:
         model_path: the model's directory on the roles' disks.
         tokenizer_path: the tokenizer's directory.
         model: facts read from the model's config; ``None`` leaves them to the pod (see :mod:`.pod`).
+        model_wait_s: how long the model's files may still be on their way when a role starts.
         checkpoint_dir: where checkpoints go.
         log_dir: where metrics and rollouts go.
         resume_from: checkpoint directory of another run, resolved.
@@ -86,6 +87,7 @@ class Addresses:
     checkpoint_dir: Path
     log_dir: Path
     resume_from: Path | None = None
+    model_wait_s: float = 0.0
     search_path: tuple[str, ...] = ()
     device: Device = "cpu"
     trainer_device: Device | None = None
@@ -277,6 +279,7 @@ def _model_files(job: RLTrainingJob, addresses: Addresses, dtype: Literal["float
         dtype=dtype,
         trust_remote_code=job.spec.model.trust_remote_code,
         max_length=_max_length(job, addresses),
+        wait_s=addresses.model_wait_s,
     )
 
 

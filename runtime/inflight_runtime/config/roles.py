@@ -41,6 +41,8 @@ class ModelFiles(RoleModel):
     trust_remote_code: bool = False
     max_length: int
     """Longest sequence, prompt and answer together, in tokens; 0 in a file for a pod: as the model's files say."""
+    wait_s: float = 0.0
+    """How long the files may still be on their way when the role starts."""
 
 
 class Sampling(RoleModel):

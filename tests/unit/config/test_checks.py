@@ -133,6 +133,14 @@ def nest(model: Path) -> None:
             path.rename(inner / path.name)
 
 
+def cut_off(name: str, missing_bytes: int) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        whole = (model / name).read_bytes()
+        (model / name).write_bytes(whole[: max(20, len(whole) - missing_bytes)])
+
+    return change
+
+
 INDEX = json.dumps({"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}})
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
 
@@ -148,6 +156,10 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
         (write("config.json", "{}"), "it lacks a config.json with a model_type"),
         (write("model.safetensors", POINTER), "it is a Git LFS pointer"),
         (write("model.safetensors", ""), "it is empty"),
+        (write("model.safetensors", "weights, perhaps"), "it is cut off"),
+        (cut_off("model.safetensors", 1), "it is cut off: "),
+        (cut_off("model.safetensors", 100_000), "it is cut off: "),
+        (write("model.safetensors", f"{chr(2)}{chr(0) * 7}[]"), "it is no safetensors file"),
         (write("model.safetensors.index.json", INDEX), "it lacks 2 of 2 weight files"),
         (write("model.safetensors.index.json", "{}"), "it lacks a readable model.safetensors.index.json"),
         (remove("tokenizer.json"), "lacks a tokenizer"),

@@ -17,6 +17,8 @@ from inflight_runtime.cli import app
 from inflight_runtime.config import checks
 from inflight_runtime.local.rundir import RunDirectory, RunRecord
 
+NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"
+"""A safetensors file without a tensor."""
 ENVIRONMENT = """
 from inflight_runtime.actor import SingleTurnEnvironment
 
@@ -44,7 +46,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     model.mkdir()
     numbers = {"max_position_embeddings": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 64}
     (model / "config.json").write_text(json.dumps({"model_type": "qwen2", **numbers}))
-    (model / "model.safetensors").write_bytes(b"weights")
+    (model / "model.safetensors").write_bytes(NO_WEIGHTS)
     (model / "tokenizer.json").write_text("{}")
     Path("letters.py").write_text(ENVIRONMENT)
     return {
