@@ -48,7 +48,7 @@ test-integration: bootstrap ## Tests with real processes, one file at a time on 
 	@$(PYTHON) -m pytest tests/integration -n 2 --dist loadfile $(PYTEST)
 
 test-control-plane: bootstrap ## Tests against a real Kubernetes API server (compiles it the first time: five minutes, needs Go)
-	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only
+	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only --also helm
 	@$(PYTHON) -m pytest tests/control_plane -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 control-plane: bootstrap ## Leave a Kubernetes control plane with JobSet and fake nodes up, until Ctrl-C
