@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 
 import pytest
 
@@ -12,6 +13,8 @@ from control_plane.jobs import Jobs
 from control_plane.operator_process import ROOT, Coordinators, OperatorProcess, state
 
 PAGES = {"operator.md": ["get", "get"], "kubectl.md": ["describe", "explain"]}
+DRY_RUN = ("delete", "label", "patch", "scale")
+"""Verbs of the failure guide that the API server is asked to try only; others would wait, or need a container."""
 WRITE = os.environ.get("INFLIGHT_WRITE_DOCS") == "1"
 COMMAND = re.compile(r"^\$ kubectl ((?:get|describe|explain) [^\n]*)\n(.*?)(?=^\$ |^```)", re.MULTILINE | re.DOTALL)
 VOLATILE = (
@@ -59,3 +62,19 @@ def test_kubectl_shows_what_the_pages_say(running_example: tuple[Cluster, str]) 
             assert steady(shown, "default") == steady(real, namespace), f"kubectl {command}: set INFLIGHT_WRITE_DOCS=1"
         if WRITE:
             (ROOT / "docs" / page).write_text(text, encoding="utf-8")
+
+
+def test_the_api_server_understands_the_commands_of_the_failure_guide(running_example: tuple[Cluster, str]) -> None:
+    cluster, namespace = running_example
+    text = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
+    commands = dict.fromkeys(re.findall(r"^(?:\$ )?kubectl [^`|#\n]+|(?<=`)kubectl [^`|]+", text, flags=re.MULTILINE))
+    tried = 0
+    for command in commands:
+        filled = command.removeprefix("$ ").replace("$J", "sort-letters").replace("$N", namespace)
+        verb, *arguments = shlex.split(filled)[1:]
+        # A blank to fill in, or what only an installed operator has.
+        if "<" in filled or "inflight-system" in filled or verb not in ("get", "describe", *DRY_RUN):
+            continue
+        cluster.kubectl(verb, *arguments, *(["--dry-run=server"] if verb in DRY_RUN else []))
+        tried += 1
+    assert tried > 30
