@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.cluster import Cluster, eventually, running_cluster
-from control_plane.cluster.cluster import CRDS
+from control_plane.cluster.starting import CRDS
 from control_plane.expected_refusals import refusals
 from control_plane.jobs import Jobs, job, left
 from control_plane.operator_process import Coordinators, OperatorProcess, operator_for, writes

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class BuildSet:
 
     Attributes:
         module: the directory with the ``go.mod`` under ``modules/``.
-        packages: the Go package of each program.
+        packages: the Go package of each program; ``.`` is the module's own.
         manifests: files to keep beside the programs: a module, and glob patterns in it.
         about: said before the build.
     """
@@ -81,9 +81,22 @@ SETS = {
             )
         },
     ),
+    "node": BuildSet(
+        "kubernetes",
+        {"kubelet": "k8s.io/kubernetes/cmd/kubelet", "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy"},
+        "under a minute after the API server's",
+    ),
+    "coredns": BuildSet("coredns", {"coredns": "."}, "a minute"),
+    "pause": BuildSet("pause", {"pause": "."}, "a second"),
     "kubectl": BuildSet("kubernetes", {"kubectl": "k8s.io/kubernetes/cmd/kubectl"}, "under a minute"),
     "helm": BuildSet("helm", {"helm": "helm.sh/helm/v4/cmd/helm"}, "a minute or two"),
 }
+
+
+CONTROL_PLANE = ("etcd", "kubernetes")
+FAKE_NODES = ("kwok",)
+REAL_NODE = ("node", "coredns", "pause")
+"""What each layer needs."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,7 @@ class Binaries:
         programs: path of each program by name, ``kubectl`` included.
         jobset_crds: the JobSet CRD files.
         jobset_webhooks: JobSet's webhook configurations, as its project ships them.
-        kwok_stages: kwok's own stages: nodes and pods become ready, pods go away when deleted.
+        kwok_stages: kwok's own stages: nodes and pods become ready, pods go away when deleted; empty without kwok.
     """
 
     programs: Mapping[str, Path]
@@ -103,13 +116,16 @@ class Binaries:
     kwok_stages: tuple[Path, ...]
 
 
-def ensure_binaries() -> Binaries:
+def ensure_binaries(nodes: Sequence[str] = FAKE_NODES) -> Binaries:
     """Build what is not in the cache yet (about five minutes the first time) and return where everything is.
+
+    Args:
+        nodes: the sets that play the nodes, :data:`FAKE_NODES` or :data:`REAL_NODE`.
 
     Raises:
         ClusterError: Go is missing, or a build failed; the message says what to do.
     """
-    wanted = ["etcd", "kubernetes", "kwok"]
+    wanted = [*CONTROL_PLANE, *nodes]
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         wanted.append("kubectl")
@@ -122,7 +138,7 @@ def ensure_binaries() -> Binaries:
         programs,
         tuple(sorted(jobset.glob("config/components/crd/bases/*.yaml"))),
         jobset / "config" / "components" / "webhook" / "manifests.yaml",
-        tuple(sorted((built["kwok"] / "manifests").rglob("*.yaml"))),
+        tuple(sorted((built["kwok"] / "manifests").rglob("*.yaml"))) if "kwok" in built else (),
     )
 
 
@@ -162,6 +178,7 @@ def _key(name: str) -> str:
         repr(what).encode(),
         (module / "go.mod").read_bytes(),
         (module / "go.sum").read_bytes(),
+        *(source.read_bytes() for source in sorted(module.glob("*.go"))),
     ]
     whole = hashlib.sha256()
     for part in parts:

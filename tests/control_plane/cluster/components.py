@@ -1,4 +1,4 @@
-"""The command line of each component. Everything listens on loopback."""
+"""The command line of each component of a control plane. Everything listens on loopback."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from .keeper import AUDIT_LOG
 
 HOST = "127.0.0.1"
 ADVERTISED = "198.51.100.1"
-"""The API server insists on an address that is not loopback. This one is for documentation: nobody connects to it, and
-no interface has it."""
+"""The API server insists on an address that is not loopback. This one is for documentation: no host has it. Here no
+interface does either, and nobody connects to it; a real node puts it on its loopback interface."""
 SERVICE_RANGE = "10.96.0.0/16"
+FIRST_SERVICE = "10.96.0.1"
+"""What the API server gives to its own Service."""
 POD_RANGE = "10.245.0.0/16"
 FAKE_NODE = "kwok.x-k8s.io/node=fake"
 # The default of 20 requests a second makes the controllers the slowest part of every test.
@@ -46,9 +48,8 @@ class Ports:
     kwok: int
 
     @classmethod
-    def choose(cls) -> Ports:
+    def choose(cls, pool: PortPool) -> Ports:
         """Free ports, none twice."""
-        pool = PortPool(HOST)
         return cls(pool.take(), pool.take(), pool.take(), pool.take(), pool.take())
 
 
@@ -60,16 +61,22 @@ class Components:
         state: the cluster's state directory.
     """
 
+    api_host = HOST
+    """Where the API server listens."""
+    users: Mapping[str, tuple[str, str | None]] = USERS
+    """Whom a kubeconfig is written for."""
+
     def __init__(self, programs: Mapping[str, Path], state: Path) -> None:
         self._programs = programs
         self._state = state
         self._pki = state / "pki"
-        self.ports = Ports.choose()
-        self.server = f"https://{HOST}:{self.ports.apiserver}"
+        self._pool = PortPool(HOST)
+        self.ports = Ports.choose(self._pool)
+        self.server = f"https://{self.api_host}:{self.ports.apiserver}"
         self.authority = Authority()
 
     def kubeconfig(self, user: str) -> Path:
-        """The kubeconfig of one of :data:`USERS`."""
+        """The kubeconfig of one of :attr:`users`."""
         return self._pki / f"{user}.kubeconfig"
 
     def write_files(self) -> None:
@@ -77,12 +84,13 @@ class Components:
         self._pki.mkdir()
         authority = self.authority.identity
         authority.write(self._pki, "ca")
-        serving = self.authority.issue("kube-apiserver", hosts=["localhost", "kubernetes.default.svc", HOST])
+        names = ["localhost", "kubernetes.default.svc", HOST, self.api_host, FIRST_SERVICE]
+        serving = self.authority.issue("kube-apiserver", hosts=names)
         serving.write(self._pki, "apiserver")
         key = new_key()
         (self._pki / "service-accounts.pub").write_bytes(public_pem(key))
         (self._pki / "service-accounts.key").write_bytes(private_pem(key))
-        for user, (name, group) in USERS.items():
+        for user, (name, group) in self.users.items():
             identity = self.authority.issue(name, group)
             write_kubeconfig(self.kubeconfig(user), self.server, authority.certificate, identity)
         self._write_yaml("audit-policy.yaml", POLICY)
@@ -107,8 +115,10 @@ class Components:
         return [
             self._program("kube-apiserver"),
             f"--etcd-servers=http://{HOST}:{self.ports.etcd}",
-            *(f"--bind-address={HOST}", f"--secure-port={self.ports.apiserver}"),
-            *(f"--advertise-address={ADVERTISED}", "--endpoint-reconciler-type=none"),
+            *(f"--bind-address={self.api_host}", f"--secure-port={self.ports.apiserver}"),
+            f"--advertise-address={ADVERTISED}",
+            # Where it listens on loopback only, its Service has no endpoint that anybody could reach.
+            f"--endpoint-reconciler-type={'none' if self.api_host == HOST else 'lease'}",
             *(
                 f"--tls-cert-file={self._pki / 'apiserver.crt'}",
                 f"--tls-private-key-file={self._pki / 'apiserver.key'}",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from inflight_runtime.local import guardian
@@ -17,7 +18,7 @@ from .errors import ClusterError
 from .waiting import POLL_S
 
 LOG_LINES = 40
-STOP_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 60.0
 
 
 class Processes:
@@ -25,15 +26,19 @@ class Processes:
 
     Args:
         state: the cluster's state directory; it goes with the processes.
+        held: file descriptors that stay open until everything is gone, even if this process dies: locks.
     """
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, held: Sequence[int] = ()) -> None:
         self._state = state
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         (state / "logs").mkdir()
         # In a session of its own: a Ctrl-C at the terminal reaches us, not the keeper nor the cluster.
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", keeper.__file__, str(state)], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-I", keeper.__file__, str(state)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=held,
         )
 
     @property
@@ -56,8 +61,15 @@ class Processes:
         self._processes[name] = process
         # Not reaped yet, so it is in the table even if it has ended already.
         start = guardian.process_table()[process.pid].start
+        self._tell_keeper(f"{process.pid} {start}")
+
+    def at_end(self, command: list[str]) -> None:
+        """Have a command run when every process is gone, before the state directory is; the newest comes first."""
+        self._tell_keeper(json.dumps(command))
+
+    def _tell_keeper(self, line: str) -> None:
         assert self._keeper.stdin is not None
-        self._keeper.stdin.write(f"{process.pid} {start}\n".encode())
+        self._keeper.stdin.write(f"{line}\n".encode())
         self._keeper.stdin.flush()
 
     def log(self, name: str) -> Path:

@@ -1,0 +1,3 @@
+module inflight.dev/testcluster/pause
+
+go 1.26.0
