@@ -6,10 +6,12 @@ INFLIGHT := .venv/bin/inflight
 RUN ?=
 # Extra arguments for pytest, for instance: make test-unit PYTEST="-k ledger -x"
 PYTEST ?=
+# Extra arguments for "make node", for instance: make node NODE="--image operator.tar"
+NODE ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration test-control-plane \
-        control-plane bench bench-operator lock fmt clean
+        control-plane node bench bench-operator lock fmt clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -53,6 +55,9 @@ test-control-plane: bootstrap ## Tests against a real Kubernetes API server (com
 
 control-plane: bootstrap ## Leave a Kubernetes control plane with JobSet and fake nodes up, until Ctrl-C
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster
+
+node: bootstrap ## Make this machine a Kubernetes node until Ctrl-C: real pods in containers (needs root)
+	@PYTHONPATH=tests $(PYTHON) -m cluster.node $(NODE)
 
 bench: bootstrap ## Measure real runs, about six minutes; prints one JSON (BENCH=--quick: two minutes)
 	@$(PYTHON) benchmarks/run.py $(BENCH)

@@ -1,0 +1,51 @@
+"""One node for the whole session, and a namespace for each test in which only restricted pods are admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.images import Image, build_image
+from cluster.node import Node, machine, running_node
+from cluster.traces import traces
+
+HERE = Path(__file__).parent
+TEST_DEADLINE_S = 180
+BEFORE_THE_NODE = "test_node_end.py"
+"""Has a node of its own, and a machine has only one at a time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test has its own time limit, without its fixtures: the first may have to build, with deadlines of its own."""
+    items.sort(key=lambda item: item.path.name != BEFORE_THE_NODE)
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_DEADLINE_S, func_only=True))
+
+
+@pytest.fixture(scope="session")
+def node() -> Iterator[Node]:
+    """The node; nothing of it is left after the session."""
+    machine.check()  # brings the programs that tell of traces
+    before = traces()
+    with running_node() as running:
+        yield running
+    assert traces() == before
+
+
+@pytest.fixture
+def namespace(node: Node) -> Iterator[str]:
+    """A fresh namespace under Pod Security ``restricted``."""
+    with node.namespace() as name:
+        node.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+        yield name
+
+
+@pytest.fixture(scope="session")
+def image(node: Node) -> Image:
+    """An image with Python in it, on the node: the operator's own."""
+    built = build_image("operator")
+    node.images.add(built.archive)
+    return built

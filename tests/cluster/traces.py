@@ -1,0 +1,64 @@
+"""What a node leaves its mark on: read before and after, the two must be alike."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster.node import machine, network, teardown
+
+MARKS = re.compile(r"inflight-node-|/run/netns/|kubelet|containerd")
+
+
+class Traces(NamedTuple):
+    """The state of a machine, as far as a node changes it."""
+
+    processes: frozenset[str]
+    mounts: frozenset[str]
+    interfaces: frozenset[str]
+    addresses: frozenset[str]
+    rules: frozenset[str]
+    settings: tuple[str, ...]
+    cgroups: frozenset[str]
+    files: frozenset[str]
+
+
+def traces() -> Traces:
+    """Read it all."""
+    settings = [network.sysctl_file(name) for name in machine.SETTINGS]
+    return Traces(
+        processes=frozenset(_processes()),
+        mounts=frozenset(line for line in Path("/proc/self/mounts").read_text().splitlines() if MARKS.search(line)),
+        interfaces=frozenset(device.name for device in Path("/sys/class/net").iterdir()),
+        addresses=frozenset(line.strip() for line in network.run(["ip", "-4", "-o", "address"]).splitlines()),
+        rules=frozenset(rule for tool in ("iptables", "ip6tables") for rule in _rules(tool)),
+        settings=tuple(file.read_text() for file in settings if file.exists()),
+        cgroups=frozenset(str(path) for path in teardown.CGROUPS.glob("**/") if path.is_dir()),
+        files=frozenset(_files()),
+    )
+
+
+def _processes() -> list[str]:
+    """Those of a node: in a cgroup of pods, or with a node's state directory on the command line."""
+    found = [f"pod process {pid}" for pid in teardown.pod_processes()]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if "inflight-node-" in command:
+                found.append(f"{entry.name} {command}")
+    return found
+
+
+def _rules(tool: str) -> list[str]:
+    """Rules and chains, without the tables' own (a table that was used once stays, empty)."""
+    lines = network.run([f"{tool}-save"]).splitlines()
+    return [f"{tool} {line}" for line in lines if line.startswith("-A") or (line.startswith(":") and " - " in line)]
+
+
+def _files() -> list[str]:
+    places = [*map(Path, machine.DIRECTORIES), *Path("/tmp").glob("inflight-node-*"), *Path("/run/netns").glob("*")]
+    return [str(path) for place in places if place.exists() for path in (place, *place.rglob("*"))]
