@@ -41,14 +41,12 @@ class Mount:
         path: in the container.
         source: the volume's source.
         read_only: whether it may not be written to.
-        sub_path: directory inside the volume.
     """
 
     name: str
     path: str
     source: dict[str, Any]
     read_only: bool = False
-    sub_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +239,4 @@ def _volume_mount(mount: Mount) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": mount.name, "mountPath": mount.path}
     if mount.read_only:
         entry["readOnly"] = True
-    if mount.sub_path:
-        entry["subPath"] = mount.sub_path
     return entry

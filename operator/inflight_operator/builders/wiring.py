@@ -107,9 +107,10 @@ def model_place(build: Build) -> ModelPlace:
     fetched: dict[str, str] = {}
     mounts: tuple[Mount, ...] = ()
     if model.volume is not None:
-        path = MODEL_DIR
-        source = claim(model.volume.claim_name)
-        mounts = (Mount("model", MODEL_DIR, source, read_only=True, sub_path=model.volume.sub_path),)
+        # Not mounted by subPath: a directory that is not there yet would be made, and one that is put in its place
+        # would never be seen.
+        path = posixpath.join(MODEL_DIR, model.volume.sub_path).rstrip("/")
+        mounts = (Mount("model", MODEL_DIR, claim(model.volume.claim_name), read_only=True),)
     else:
         path = model.source or "."
         if not looks_like_path(path):

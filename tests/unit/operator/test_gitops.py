@@ -50,7 +50,7 @@ def waits(reason: str, stalled: bool) -> JobStatus:
 RUNNING = told(Found(RUN, GENERATION, ALL_READY, TRAINS))
 ROWS: dict[str, list[JobStatus]] = {
     "no operator has seen it, or not its last change": [
-        JobStatus(),
+        JobStatus(observed_generation=0),
         told(Found(RUN, GENERATION - 1, ALL_READY, TRAINS)),
     ],
     "`Pending`, `Starting`": [
