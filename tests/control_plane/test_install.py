@@ -271,10 +271,11 @@ def test_a_generated_config_map_reaches_the_job_under_its_hashed_name(cluster: C
     assert other != name
 
 
-def test_the_gitops_example_is_accepted_twice(cluster: Cluster, namespace: str) -> None:
-    apply = ("apply", "-n", namespace, "-k", str(GITOPS))
-    assert cluster.kubectl(*apply).count("created") == 2
-    assert cluster.kubectl(*apply).count("unchanged") == 2
+@pytest.mark.parametrize(("example", "objects"), [("gitops", 2), ("sort-letters", 4)])
+def test_an_example_is_accepted_twice(cluster: Cluster, namespace: str, example: str, objects: int) -> None:
+    apply = ("apply", "-n", namespace, "-k", str(ROOT / "examples" / example))
+    assert cluster.kubectl(*apply).count("created") == objects
+    assert cluster.kubectl(*apply).count("unchanged") == objects
 
 
 MORE = """
