@@ -98,6 +98,8 @@ def _schema() -> Schema:
     _drop_defaults(properties["status"])
     conditions = properties["status"]["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    # kstatus takes an object without a status for finished; one that answers no generation yet it waits for.
+    properties["status"]["default"] = {"observedGeneration": 0}
     schema["required"] = ["spec"]
     _tell_bounds(properties["spec"])
     for role in ROLES:

@@ -41,3 +41,11 @@ def test_the_short_name_and_the_category_work(cluster: Cluster, namespace: str) 
     cluster.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples" / "sort-letters" / "job.yaml"))
     for asked in ("rltj", "all"):
         assert "rltrainingjob.inflight.dev/sort-letters" in cluster.kubectl("get", asked, "-n", namespace, "-o", "name")
+
+
+def test_a_job_that_no_operator_has_seen_does_not_pass_for_a_finished_one(cluster: Cluster, namespace: str) -> None:
+    # kstatus (Flux, helm --wait) goes by this number, and calls an object without any status current.
+    cluster.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples" / "sort-letters" / "job.yaml"))
+    job = cluster.kubectl.get("rltj", "sort-letters", "-n", namespace)
+    assert job["status"] == {"observedGeneration": 0}
+    assert job["metadata"]["generation"] == 1
