@@ -14,6 +14,8 @@ import yaml
 
 from control_plane.cluster import Cluster, Kubectl, ensure_program, eventually
 from control_plane.helm import Helm, HelmError
+from inflight_operator import names
+from inflight_operator.builders import actors, coordinator, inference
 from inflight_operator.settings import Settings, settings_from
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +46,7 @@ EVERYTHING: dict[str, Any] = {
     "podLabels": {"team": "ml", "app.kubernetes.io/name": "not-ours"},
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"}],
     "podDisruptionBudget": {"enabled": False},
-    "podMonitor": {"enabled": True, "interval": "1m", "labels": {"release": "prometheus"}},
+    "podMonitor": {"enabled": True, "jobs": True, "interval": "1m", "labels": {"release": "prometheus"}},
     "settings": {
         "workers": 100,
         "logLevel": "DEBUG",
@@ -199,11 +201,22 @@ def test_every_value_arrives(helm: Helm, everything: Path) -> None:
     assert operator["resources"] == EVERYTHING["resources"]
     assert EVERYTHING["extraEnv"][0] in operator["env"]
     assert ("PodDisruptionBudget", OPERATOR) not in found
-    monitor = found["PodMonitor", OPERATOR]
-    assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert monitor["spec"]["selector"] == deployment["selector"]
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint == {"port": operator["ports"][0]["name"], "path": "/metrics", "interval": "1m"}
+
+
+def test_pods_are_monitored_when_asked(helm: Helm, everything: Path) -> None:
+    assert not [each for each in helm.template(CHART, SYSTEM) if each["kind"] == "PodMonitor"]
+    found = by_name(helm.template(CHART, SYSTEM, "--values", str(everything)))
+    own, jobs = found["PodMonitor", OPERATOR], found["PodMonitor", "inflight-jobs"]
+    assert {each["metadata"]["labels"]["release"] for each in (own, jobs)} == {"prometheus"}
+    assert own["spec"]["selector"] == found["Deployment", OPERATOR]["spec"]["selector"]
+    port = container([*found.values()])["ports"][0]["name"]
+    assert own["spec"]["podMetricsEndpoints"] == [{"port": port, "path": "/metrics", "interval": "1m"}]
+    assert jobs["spec"]["namespaceSelector"] == {"any": True}
+    selected = jobs["spec"]["selector"]["matchLabels"].items()
+    assert selected <= names.labels("j", names.ACTOR).items()
+    assert not selected <= own["spec"]["selector"]["matchLabels"].items()
+    ports = {coordinator.PORT_NAME, inference.PORT_NAME, actors.PORT_NAME}
+    assert {endpoint["port"] for endpoint in jobs["spec"]["podMetricsEndpoints"]} == ports
 
 
 def test_the_operator_reads_what_the_values_say(helm: Helm, everything: Path) -> None:

@@ -181,6 +181,12 @@ def values() -> dict[str, Value]:
                     False,
                     FLAG,
                 ),
+                "jobs": Value(
+                    "Make another one of the coordinators, servers and actors of all jobs; settings.scrapeFrom has to"
+                    " let your Prometheus in.",
+                    False,
+                    FLAG,
+                ),
                 "interval": Value(
                     "Between two scrapes.", "30s", {"type": "string", "pattern": "^([0-9]+(ms|s|m|h))+$"}
                 ),
