@@ -47,5 +47,5 @@ def namespace(node: Node) -> Iterator[str]:
 def image(node: Node) -> Image:
     """An image with Python in it, on the node: the operator's own."""
     built = build_image("operator")
-    node.images.add(built.archive)
+    node.import_image(built.archive)
     return built

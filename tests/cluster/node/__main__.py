@@ -27,7 +27,7 @@ def main() -> int:
 
     def import_images(node: Node) -> None:
         for archive in arguments.image:
-            node.images.add(archive)
+            node.import_image(archive)
 
     return stay_up("node", build, running_node, import_images, build_only=arguments.build_only)
 

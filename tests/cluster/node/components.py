@@ -16,6 +16,8 @@ from .machine import CNI_PLUGINS
 NODE_NAME = "node"
 DOMAIN = "cluster.local"
 PAUSE_IMAGE = "localhost/inflight-pause:1"
+PODS_PLUGIN = "io.containerd.grpc.v1.cri"
+"""The half of containerd that the kubelet talks to."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ class NodeComponents(Components):
         self.authority.issue(f"system:node:{NODE_NAME}", "system:nodes", hosts).write(self._pki, "kubelet-server")
         self.authority.issue("kube-apiserver-kubelet-client", ADMINS).write(self._pki, "kubelet-client")
         network.write_cni(self._state / "cni", self._state / "pod-addresses")
-        (self._state / "containerd.toml").write_text(self._containerd_configuration())
+        containerd = self._containerd_configuration()
+        (self._state / "containerd.toml").write_text(containerd)
+        (self._state / "containerd-alone.toml").write_text(f'disabled_plugins = ["{PODS_PLUGIN}"]\n{containerd}')
         (self._state / "resolv.conf").touch()  # pods know no name server but the cluster's
         (self._state / "Corefile").write_text(self._corefile())
         self._write_yaml("kubelet.yaml", self._kubelet_configuration())
@@ -79,9 +83,10 @@ class NodeComponents(Components):
             "--kubelet-preferred-address-types=InternalIP",
         ]
 
-    def containerd(self) -> list[str]:
+    def containerd(self, *, for_pods: bool = True) -> list[str]:
         """Containerd: Debian's, with everything of its own in the state directory and the store."""
-        return ["containerd", "--config", str(self._state / "containerd.toml")]
+        name = "containerd.toml" if for_pods else "containerd-alone.toml"
+        return ["containerd", "--config", str(self._state / name)]
 
     def kubelet(self) -> list[str]:
         """The kubelet."""
@@ -112,13 +117,13 @@ address = "{self.containerd_socket}"
 [plugins."io.containerd.internal.v1.opt"]
 path = "{self._state}/opt"
 
-[plugins."io.containerd.grpc.v1.cri"]
+[plugins."{PODS_PLUGIN}"]
 sandbox_image = "{PAUSE_IMAGE}"
 netns_mounts_under_state_dir = true
 # Without CAP_SYS_RESOURCE, as in many virtual machines and containers, runc could not start a single sandbox.
 restrict_oom_score_adj = true
 
-[plugins."io.containerd.grpc.v1.cri".cni]
+[plugins."{PODS_PLUGIN}".cni]
 bin_dir = "{CNI_PLUGINS}"
 conf_dir = "{self._state}/cni"
 """

@@ -1,4 +1,7 @@
-"""Images on the node: those of tar archives, and the one of the process that holds a pod together."""
+"""Images on the node: those of tar archives, and the one of the process that holds a pod together.
+
+Containerd's store is kept from one node to the next, so that an image is unpacked once.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,14 @@ from control_plane.cluster import ClusterError
 from .components import PAUSE_IMAGE
 
 NAMESPACE = "k8s.io"
-"""Where the kubelet's part of containerd looks for images."""
+"""Where the kubelet's part of containerd looks for images and keeps containers."""
+BY_IDENTITY = "sha256:"
 IMPORT_DEADLINE_S = 540.0
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Images:
-    """The images that pods of the node can use; none is ever pulled.
+    """What containerd has: the images that pods of the node can use. None is ever pulled.
 
     Args:
         socket: containerd's.
@@ -40,16 +44,41 @@ class Images:
         return True
 
     def add(self, archive: Path) -> None:
-        """Import an archive (docker or OCI) under the names that it gives its images.
+        """Import an archive (docker or OCI) under the names that it gives its images, unless they are there already.
 
         Raises:
             ClusterError: containerd cannot read it, or took too long.
         """
-        self._ctr("--namespace", NAMESPACE, "images", "import", str(archive), deadline_s=IMPORT_DEADLINE_S)
+        if self._has(archive):
+            return
+        self._ctr("images", "import", str(archive), deadline_s=IMPORT_DEADLINE_S)
+        images = self._images()
+        named = {digest for name, digest in images.items() if not name.startswith(BY_IDENTITY)}
+        # Each image also goes by its identity, under which an older build would be kept for good.
+        if old := [name for name, digest in images.items() if name.startswith(BY_IDENTITY) and digest not in named]:
+            self._ctr("images", "remove", *old)
 
     def names(self) -> set[str]:
         """The names of all images."""
-        return set(self._ctr("--namespace", NAMESPACE, "images", "list", "-q").split())
+        return {name for name in self._images() if not name.startswith(BY_IDENTITY)}
+
+    def forget_containers(self) -> None:
+        """Remove the containers of an earlier node, which was ended without a word."""
+        if old := self._ctr("containers", "list", "-q").split():
+            self._ctr("containers", "delete", *old)
+
+    def _has(self, archive: Path) -> bool:
+        identities = identities_of(archive)
+        images = self._images()
+        return bool(identities) and all(
+            name in images and images.get(f"{BY_IDENTITY}{identity}") == images[name]
+            for name, identity in identities.items()
+        )
+
+    def _images(self) -> dict[str, str]:
+        """The digest of each image by name."""
+        lines = self._ctr("images", "list").splitlines()[1:]  # after the header: name, type, digest, ...
+        return {fields[0]: fields[2] for fields in map(str.split, lines)}
 
     def add_pause(self, program: Path, scratch: Path) -> None:
         """Make the image of the pause program, and import it."""
@@ -58,7 +87,7 @@ class Images:
         self.add(archive)
 
     def _ctr(self, *arguments: str, deadline_s: float = 30.0) -> str:
-        command = ["ctr", "--address", str(self._socket), *arguments]
+        command = ["ctr", "--address", str(self._socket), "--namespace", NAMESPACE, *arguments]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
         except subprocess.TimeoutExpired as error:
@@ -66,6 +95,21 @@ class Images:
         if done.returncode != 0:
             raise ClusterError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr.strip()}")
         return done.stdout
+
+
+def identities_of(archive: Path) -> dict[str, str]:
+    """The digest of each image's configuration by name; empty when this is not a docker archive."""
+    with tarfile.open(archive) as members:
+        try:
+            manifest = members.extractfile("manifest.json")
+        except KeyError:
+            return {}
+        assert manifest is not None
+        return {
+            name: Path(image["Config"]).name.removesuffix(".json")
+            for image in json.load(manifest)
+            for name in image["RepoTags"] or ()
+        }
 
 
 def write_archive(path: Path, name: str, programs: Mapping[str, bytes], entrypoint: list[str]) -> None:
@@ -77,9 +121,11 @@ def write_archive(path: Path, name: str, programs: Mapping[str, bytes], entrypoi
         "config": {"Entrypoint": entrypoint},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    config = json.dumps(configuration).encode()
+    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+    manifest = [{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]
     members = {
-        "config.json": json.dumps(configuration).encode(),
+        config_name: config,
         "layer.tar": layer,
         "manifest.json": json.dumps(manifest).encode(),
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control_plane.cluster import AuditLog, Cluster, Kubectl, ensure_binaries
-from control_plane.cluster.binaries import REAL_NODE, Binaries
+from control_plane.cluster.binaries import REAL_NODE, Binaries, cache_directory
 from control_plane.cluster.components import HOST
 from control_plane.cluster.processes import Processes
 from control_plane.cluster.starting import create_objects, start_api, start_controllers, wait_ready
@@ -34,6 +34,10 @@ class Node(Cluster):
     images: Images
     name: str = NODE_NAME
 
+    def import_image(self, archive: Path) -> None:
+        """Let pods use the images of a docker or OCI archive, under the names that it gives them."""
+        self.images.add(archive)
+
 
 @contextlib.contextmanager
 def running_node(binaries: Binaries | None = None) -> Iterator[Node]:
@@ -49,7 +53,7 @@ def running_node(binaries: Binaries | None = None) -> Iterator[Node]:
     with machine.claimed() as lock:
         # Resolved: the keeper removes exactly this path.
         state = Path(tempfile.mkdtemp(prefix="inflight-node-")).resolve()
-        store = state / "containerd"
+        store = cache_directory() / "containerd"
         processes = Processes(state, held=[lock.fileno()])
         try:
             machine.record(state, lock, mounts_below=[store])
@@ -59,7 +63,7 @@ def running_node(binaries: Binaries | None = None) -> Iterator[Node]:
             components.write_files()
             images = Images(components.containerd_socket)
             kubectl = Kubectl(binaries.programs["kubectl"], components.kubeconfig("admin"), state)
-            processes.start("containerd", components.containerd())
+            _start_containerd(components, processes, images)
             start_api(components, processes, state)
             given = [
                 *objects.name_server(components.node_ports.dns),
@@ -74,6 +78,15 @@ def running_node(binaries: Binaries | None = None) -> Iterator[Node]:
             yield Node(state, kubectl.kubeconfig, kubectl, AuditLog(state), processes, refused_crds, images)
         finally:
             processes.stop()
+
+
+def _start_containerd(components: NodeComponents, processes: Processes, images: Images) -> None:
+    """Start containerd without what an earlier node has left in its store: its pods would be taken for this one's."""
+    processes.start("containerd-alone", components.containerd(for_pods=False))
+    processes.wait("containerd answers", "containerd-alone", images.answers, READY_DEADLINE_S)
+    images.forget_containers()
+    processes.end("containerd-alone")
+    processes.start("containerd", components.containerd())
 
 
 def _start_node(components: NodeComponents, processes: Processes, images: Images, pause: Path) -> None:

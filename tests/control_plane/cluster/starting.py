@@ -16,6 +16,8 @@ from .processes import Processes
 from .waiting import eventually
 
 CRDS = Path(__file__).resolve().parents[3] / "crds"
+UNCHECKED = "--validate=false"
+"""Our own objects: before each one kubectl reads the whole schema of its kind, a tenth of a second of a core."""
 API_DEADLINE_S = 90.0
 READY_DEADLINE_S = 60.0
 
@@ -49,7 +51,7 @@ def create_objects(
     The controller manager looks for new kinds only every 30 s: a CRD that it has not seen at its start leaves the
     children of deleted objects that long.
     """
-    kubectl.create(jobset.custom_resources(binaries.jobset_crds))
+    kubectl.create(jobset.custom_resources(binaries.jobset_crds), UNCHECKED)
     refused = ""
     try:
         kubectl("apply", "-f", str(CRDS))
@@ -57,7 +59,7 @@ def create_objects(
         refused = error.stderr
     certificate = components.authority.identity.certificate
     webhooks = jobset.webhooks(binaries.jobset_webhooks, components.ports.jobset_webhook, certificate)
-    kubectl.create([*objects, *webhooks])
+    kubectl.create([*objects, *webhooks], UNCHECKED)
     # Not `kubectl wait`: it fails at once on a CRD that has no status yet.
     eventually("every CRD is established", lambda: _all_established(kubectl))
     return refused
@@ -78,7 +80,7 @@ def wait_ready(kubectl: Kubectl, processes: Processes, nodes: int, played_by: st
 
     def webhooks() -> bool:
         try:
-            kubectl.create([jobset.PROBE], "--dry-run=server")
+            kubectl.create([jobset.PROBE], "--dry-run=server", UNCHECKED)
         except KubectlError:
             return False
         return True
