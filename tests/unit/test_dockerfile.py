@@ -101,7 +101,7 @@ def test_the_base_is_pinned_to_the_python_of_the_locks() -> None:
 
 def test_tools_of_the_build_are_locked() -> None:
     """What builds the wheel has its version from the lock that also serves developers."""
-    (names,) = re.findall(r"grep -E '\^\(([a-z|-]+)\)==' requirements/dev-cpu.txt", DOCKERFILE)
+    (names,) = re.findall(r"grep -E '\^\(([a-z|-]+)\)==' /build/dev-cpu.txt", DOCKERFILE)
     assert set(names.split("|")) <= pins("dev-cpu.txt")
     assert "hatchling" in names.split("|")
 
