@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ PACKAGES = {
 LOCK = Path("/run/lock/inflight-node.lock")
 LOCK_DEADLINE_S = 900.0
 LOCK_POLL_S = 0.5
+REMAINS_DEADLINE_S = 120.0
 DIRECTORIES = ("/var/lib/kubelet", "/var/log/containers", "/run/containerd")
 """Compiled into the kubelet and containerd's shims; everything else is in the cluster's state directory."""
 SETTINGS = (
@@ -129,14 +131,15 @@ def _clear_remains(lock: TextIO) -> None:
     lock.seek(0)
     state = Path(lock.read().strip().rpartition(" ")[2])
     if (state / teardown.MACHINE).is_file():
-        subprocess.run(teardown_command(state), timeout=120, check=False)
+        subprocess.run(teardown_command(state), timeout=REMAINS_DEADLINE_S, check=False)
+        shutil.rmtree(state, ignore_errors=True)
 
 
 def _check_alone() -> None:
     """Refuse a machine on which another kubelet is at work: the teardown would end its pods as well."""
-    for pid in guardian.process_table():
+    for pid, process in guardian.process_table().items():
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "kubelet":
+            if process.state not in "ZX" and Path(f"/proc/{pid}/comm").read_text().strip() == "kubelet":
                 raise ClusterError(f"this machine is a node of another cluster already (kubelet, process {pid})")
     if pids := teardown.pod_processes():
         raise ClusterError(f"there are pods on this machine that no kubelet looks after (processes {sorted(pids)})")

@@ -22,7 +22,7 @@ from .images import Images
 READY_DEADLINE_S = 60.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Node(Cluster):
     """A running cluster of one node, this machine.
 
@@ -75,7 +75,7 @@ def running_node(binaries: Binaries | None = None) -> Iterator[Node]:
             _start_node(components, processes, images, binaries.programs["pause"])
             wait_ready(kubectl, processes, 1, "kubelet")
             _wait_for_names(components, processes)
-            yield Node(state, kubectl.kubeconfig, kubectl, AuditLog(state), processes, refused_crds, images)
+            yield Node(state, kubectl.kubeconfig, kubectl, AuditLog(state), processes, refused_crds, images=images)
         finally:
             processes.stop()
 

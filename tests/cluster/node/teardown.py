@@ -26,6 +26,7 @@ MACHINE = "machine.json"
 CGROUPS = Path("/sys/fs/cgroup")
 POD_CGROUP = "kubepods"
 CONTAINERS = "containerd-run/io.containerd.runtime.v2.task"
+PROGRAMS = ("containerd", "etcd", "kube", "coredns", "jobset")
 RUNC = Path("/run/containerd/runc")
 DEADLINE_S = 10.0
 COMMAND_DEADLINE_S = 20.0
@@ -36,7 +37,7 @@ def take_down(state: Path) -> list[str]:
     """Remove everything; return what is left."""
     machine: dict[str, Any] = json.loads((state / MACHINE).read_text())
     steps: list[tuple[str, Callable[[], bool]]] = [
-        ("processes of pods", lambda: end_pods(state)),
+        ("processes", lambda: end_processes(state)),
         ("mounts", lambda: unmount([str(state), *machine["mounts_below"]])),
         ("leavings of shims", lambda: remove_leavings(state)),
         ("interfaces", lambda: remove_bridge(machine["bridge"])),
@@ -59,9 +60,12 @@ def attempt(what: str, step: Callable[[], bool]) -> bool:
         return False
 
 
-def end_pods(state: Path) -> bool:
-    """Kill the shims of this state with everything in them, and whatever else is in a pod's cgroup."""
-    gone = guardian.kill_family(shims(state), DEADLINE_S)
+def end_processes(state: Path) -> bool:
+    """Kill this node's shims with everything in them, and whatever else is in a pod's cgroup.
+
+    The daemons have been killed already, unless the keeper was.
+    """
+    gone = guardian.kill_family(node_processes(state), DEADLINE_S)
     deadline = time.monotonic() + DEADLINE_S
     while pids := pod_processes():
         for pid in pids:
@@ -73,14 +77,14 @@ def end_pods(state: Path) -> bool:
     return gone
 
 
-def shims(state: Path) -> list[int]:
-    """The processes between containerd and the containers; they outlive containerd."""
+def node_processes(state: Path) -> list[int]:
+    """The node's programs that work with this state, the shims between containerd and the containers among them."""
     found = []
     for entry in guardian.PROC.iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit():
-                command = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if "containerd-shim" in command[0] and any(part.startswith(f"{state}/") for part in command):
+                program, *arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if Path(program).name.startswith(PROGRAMS) and any(f"{state}/" in part for part in arguments):
                     found.append(int(entry.name))
     return found
 
