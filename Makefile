@@ -11,7 +11,7 @@ NODE ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration test-control-plane \
-        control-plane node images test-image bench bench-operator lock fmt clean
+        control-plane node test-cluster images test-image bench bench-operator lock fmt clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -58,6 +58,11 @@ control-plane: bootstrap ## Leave a Kubernetes control plane with JobSet and fak
 
 node: bootstrap ## Make this machine a Kubernetes node until Ctrl-C: real pods in containers (needs root)
 	@PYTHONPATH=tests $(PYTHON) -m cluster.node $(NODE)
+
+test-cluster: bootstrap ## Tests on a real Kubernetes node, this machine (needs root; builds the images first)
+	@PYTHONPATH=tests $(PYTHON) -m cluster.node --build-only
+	@PYTHONPATH=tests $(PYTHON) -m cluster.images
+	@$(PYTHON) -m pytest tests/cluster $(PYTEST)
 
 images: bootstrap ## Build the images by buildah (the first time ten minutes, needs root)
 	@PYTHONPATH=tests $(PYTHON) -m cluster.images
