@@ -158,7 +158,8 @@ def troubled(old: JobStatus, cause: Cause, generation: int, now: datetime.dateti
     """
     wanted: list[_Wanted] = [("Ready", "False", cause), ("Reconciling", "True", cause)]
     kept = [one for one in old.conditions if one.type not in ("Ready", "Reconciling", "Stalled")]
-    return old.model_copy(update={"conditions": [*kept, *(_condition(old, one, generation, now) for one in wanted)]})
+    conditions = [*kept, *(_condition(old, one, generation, now) for one in wanted)]
+    return old.model_copy(update={"phase": old.phase or "Pending", "conditions": conditions})
 
 
 def wire(status: JobStatus) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """The control plane; nothing of it is left after the session."""
-    with running_cluster() as running:
+    with running_cluster(leave_namespaces=True) as running:
         yield running
 
 

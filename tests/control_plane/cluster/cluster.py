@@ -33,6 +33,8 @@ class Cluster:
         processes: its processes.
         refused_crds: what the API server said against this project's CRDs; empty when it took them. Then they are not
             there, and the tests that do not need them run all the same.
+        leave_namespaces: jobs are deleted at a namespace's end, all else is left for the cluster's: the deletion of a
+            namespace asks for objects of every kind there is, which is a third of all that tests ask for.
     """
 
     state: Path
@@ -41,10 +43,11 @@ class Cluster:
     audit: AuditLog
     processes: Processes
     refused_crds: str
+    leave_namespaces: bool = False
 
     @contextlib.contextmanager
     def namespace(self) -> Iterator[str]:
-        """A fresh namespace in which pods can be created; deleted at the end (nobody waits for it to be gone)."""
+        """A fresh namespace in which pods can be created; deleted at the end, as a rule (nobody waits for that)."""
         name = f"test-{uuid.uuid4().hex[:8]}"
         self.kubectl("create", "namespace", name)
         try:
@@ -55,7 +58,8 @@ class Cluster:
             # its Job would wait for.
             if not self.refused_crds:
                 self.kubectl("delete", "rltrainingjobs", "--all", "-n", name, "--ignore-not-found", "--wait=false")
-            self.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+            if not self.leave_namespaces:
+                self.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
     def service_account(self, role_file: Path, namespace: str) -> contextlib.AbstractContextManager[Path]:
         """A kubeconfig that may do exactly what the ClusterRole in ``role_file`` says; see :mod:`.access`."""
@@ -63,8 +67,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(binaries: Binaries | None = None) -> Iterator[Cluster]:
+def running_cluster(binaries: Binaries | None = None, *, leave_namespaces: bool = False) -> Iterator[Cluster]:
     """Start a control plane with JobSet, this project's CRDs and a few fake nodes; end it with everything it made.
+
+    Args:
+        binaries: the programs; by default those of the cache, built when they are not there.
+        leave_namespaces: see :class:`Cluster`.
 
     Raises:
         ClusterError: something cannot be built, or did not start in time; the message holds the end of its log.
@@ -83,6 +91,7 @@ def running_cluster(binaries: Binaries | None = None) -> Iterator[Cluster]:
         start_controllers(components, processes)
         processes.start("kwok", components.kwok([*binaries.kwok_stages, nodes.EXIT_STAGE]))
         wait_ready(kubectl, processes, NODES, "kwok")
-        yield Cluster(state, kubectl.kubeconfig, kubectl, AuditLog(state), processes, refused_crds)
+        audit = AuditLog(state)
+        yield Cluster(state, kubectl.kubeconfig, kubectl, audit, processes, refused_crds, leave_namespaces)
     finally:
         processes.stop()

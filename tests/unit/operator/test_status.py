@@ -14,7 +14,7 @@ from inflight_operator import names
 from inflight_operator.lifecycle import Cause, Plan, Trainer, format_time
 from inflight_operator.progress import Reading
 from inflight_operator.refusals import Refusal
-from inflight_operator.status import Found, begun, condition, left, merge_patch, new_status, wire
+from inflight_operator.status import Found, begun, condition, left, merge_patch, new_status, troubled, wire
 from inflight_runtime.api.status import JobStatus, Progress, RoleStatus
 
 NOW = datetime.datetime(2026, 5, 1, 12, 0, tzinfo=datetime.UTC)
@@ -101,6 +101,14 @@ def test_a_running_job_stays_running_through_trouble_and_says_that_it_is_not_rea
     assert ready is not None and role is not None
     assert (ready.reason, ready.message) == ("Crashing", "boom")
     assert role.message == "0 of 2 ready; boom"
+
+
+@pytest.mark.parametrize(("phase", "shown"), [("", "Pending"), ("Running", "Running"), ("Suspended", "Suspended")])
+def test_a_job_that_the_operator_cannot_work_on_has_a_phase_all_the_same(phase: str, shown: str) -> None:
+    old = JobStatus() if not phase else JobStatus.model_validate({"phase": phase})
+    status = troubled(old, Cause("Forbidden", "no"), 1, NOW)
+    assert status.phase == shown
+    assert kstatus(status) == ("False", "Reconciling")
 
 
 def test_a_jobset_that_somebody_else_suspended_is_shown() -> None:
