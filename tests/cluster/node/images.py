@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from control_plane.cluster import ClusterError
+from control_plane.cluster import ClusterError, eventually
 
 from .components import PAUSE_IMAGE
 
@@ -22,6 +22,7 @@ NAMESPACE = "k8s.io"
 """Where the kubelet's part of containerd looks for images and keeps containers."""
 BY_IDENTITY = "sha256:"
 IMPORT_DEADLINE_S = 540.0
+KNOWN_DEADLINE_S = 20.0
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -49,14 +50,21 @@ class Images:
         Raises:
             ClusterError: containerd cannot read it, or took too long.
         """
-        if self._has(archive):
+        identities = identities_of(archive)
+        if identities and self._has(identities):
             return
+        # The kubelet's half of containerd learns of new names only, not of other contents under an old one.
+        if known := sorted(identities.keys() & self._images().keys()):
+            self._ctr("images", "remove", *known)
         self._ctr("images", "import", str(archive), deadline_s=IMPORT_DEADLINE_S)
-        images = self._images()
-        named = {digest for name, digest in images.items() if not name.startswith(BY_IDENTITY)}
-        # Each image also goes by its identity, under which an older build would be kept for good.
-        if old := [name for name, digest in images.items() if name.startswith(BY_IDENTITY) and digest not in named]:
-            self._ctr("images", "remove", *old)
+        eventually(f"pods can use the images of {archive.name}", lambda: self._has(identities), KNOWN_DEADLINE_S)
+        self._remove_old()
+
+    def add_pause(self, program: Path, scratch: Path) -> None:
+        """Make the image of the pause program, and import it."""
+        archive = scratch / "pause.tar"
+        write_archive(archive, PAUSE_IMAGE, {"pause": program.read_bytes()}, ["/pause"])
+        self.add(archive)
 
     def names(self) -> set[str]:
         """The names of all images."""
@@ -67,24 +75,25 @@ class Images:
         if old := self._ctr("containers", "list", "-q").split():
             self._ctr("containers", "delete", *old)
 
-    def _has(self, archive: Path) -> bool:
-        identities = identities_of(archive)
+    def _has(self, identities: Mapping[str, str]) -> bool:
+        """Whether the kubelet's half knows each name for the image of this identity."""
         images = self._images()
-        return bool(identities) and all(
+        return all(
             name in images and images.get(f"{BY_IDENTITY}{identity}") == images[name]
             for name, identity in identities.items()
         )
+
+    def _remove_old(self) -> None:
+        """Remove images without a name: each goes by its identity as well, which would keep older builds for good."""
+        images = self._images()
+        named = {digest for name, digest in images.items() if not name.startswith(BY_IDENTITY)}
+        if old := [name for name, digest in images.items() if name.startswith(BY_IDENTITY) and digest not in named]:
+            self._ctr("images", "remove", *old)
 
     def _images(self) -> dict[str, str]:
         """The digest of each image by name."""
         lines = self._ctr("images", "list").splitlines()[1:]  # after the header: name, type, digest, ...
         return {fields[0]: fields[2] for fields in map(str.split, lines)}
-
-    def add_pause(self, program: Path, scratch: Path) -> None:
-        """Make the image of the pause program, and import it."""
-        archive = scratch / "pause.tar"
-        write_archive(archive, PAUSE_IMAGE, {"pause": program.read_bytes()}, ["/pause"])
-        self.add(archive)
 
     def _ctr(self, *arguments: str, deadline_s: float = 30.0) -> str:
         command = ["ctr", "--address", str(self._socket), "--namespace", NAMESPACE, *arguments]
