@@ -6,7 +6,6 @@ No container runtime is needed: a mount namespace, a process namespace and chroo
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from .build import Image, describe
 
 USER = "10001:10001"
 RUN_DEADLINE_S = 120.0
-SET_UP = """
+SET_UP = r"""
 set -e
 root=$1; user=$2; shift 2
 mount --make-rprivate /
@@ -30,11 +29,15 @@ shift
 mount -o remount,bind,ro "$root"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
+mount -o remount,bind,ro "$root/sys"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
 for device in null zero full random urandom; do
   touch "$root/dev/$device"
   mount --bind "/dev/$device" "$root/dev/$device"
 done
+printf '127.0.0.1 localhost %s\n' "$(hostname)" >"$root/dev/hosts"
+mount --bind "$root/dev/hosts" "$root/etc/hosts"
 mkdir -m 1777 "$root/dev/shm"
 mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 exec chroot --userspec="$user" --groups= "$root" "$@"
@@ -88,20 +91,9 @@ class Container:
 def container(image: Image) -> Iterator[Container]:
     """An image's file system for as long as it is needed."""
     config = describe(image)["Docker"]["config"]
-    name = store.buildah("from", "--pull-never", image.identity).strip()
+    name = store.container_name()
+    store.buildah("from", "--pull-never", "--name", name, image.identity)
     try:
         yield Container(Path(store.buildah("mount", name).strip()), config)
     finally:
         store.buildah("rm", name)
-
-
-def size_of(root: Path) -> int:
-    """Bytes that a file system takes, each file once."""
-    told = subprocess.run(
-        ["du", "--summarize", "--one-file-system", "--block-size=1", "--apparent-size", str(root)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=RUN_DEADLINE_S,
-    )
-    return int(told.stdout.split()[0])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from ..packages import ensure_programs
 
 PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 CALL_DEADLINE_S = 300.0
+IN_USE = re.compile(r"in-use-by-(\d+)-")
 
 
 def directory() -> Path:
@@ -97,9 +100,24 @@ def one_at_a_time() -> Iterator[None]:
         except BlockingIOError:
             say("somebody else is building images; waiting")
             fcntl.flock(handle, fcntl.LOCK_EX)
-        if buildah("containers", "--quiet").strip():
-            buildah("rm", "--all")
+        if left := _left_behind():
+            buildah("rm", *left)
         yield
+
+
+def container_name() -> str:
+    """A name for a container of this process, which others leave alone while it lives."""
+    return f"in-use-by-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def _left_behind() -> list[str]:
+    """Containers of builds, which can only be interrupted ones, and of processes that are gone."""
+    names = buildah("containers", "--format", "{{.ContainerName}}").split()
+    return [name for name in names if not (owner := IN_USE.match(name)) or not _lives(owner[1])]
+
+
+def _lives(process: str) -> bool:
+    return Path("/proc", process).exists()
 
 
 def say(text: str) -> None:
