@@ -13,11 +13,11 @@ from control_plane.cluster import ClusterError
 
 INSTALL_DEADLINE_S = 540.0
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
-"""What the PATH of somebody who is not root may lack."""
+"""What the PATH of somebody who has become root may lack."""
 
 
 def ensure_programs(packages: Mapping[str, str]) -> None:
-    """Install the packages of the programs that are missing (Debian, Ubuntu; as root).
+    """Install the packages of the programs that are missing (Debian, Ubuntu; as root); all can be run by name then.
 
     Args:
         packages: the package of each program; a program is a name, or a path if it is not on the PATH.
@@ -25,6 +25,8 @@ def ensure_programs(packages: Mapping[str, str]) -> None:
     Raises:
         ClusterError: some are missing and cannot be installed here; the message says what to do.
     """
+    if SYSTEM_PATH not in os.environ.get("PATH", ""):
+        os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PATH}"
     missing = sorted({package for program, package in packages.items() if not found(program)})
     if not missing:
         return
@@ -46,7 +48,7 @@ def found(program: str) -> bool:
     """Whether a program, by name or path, is there."""
     if "/" in program:
         return Path(program).exists()
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}") is not None
+    return shutil.which(program) is not None
 
 
 def _install(packages: list[str]) -> int:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from cluster.node import machine, network, teardown
 
-MARKS = re.compile(r"inflight-node-|/run/netns/|kubelet|containerd")
+MARKS = re.compile(r"inflight|/run/netns/|kube|containerd|k8s")
+"""In the names of mounts and cgroups: a machine has others that come and go."""
 
 
 class Traces(NamedTuple):
@@ -34,7 +35,7 @@ def traces() -> Traces:
         addresses=frozenset(line.strip() for line in network.run(["ip", "-4", "-o", "address"]).splitlines()),
         rules=frozenset(rule for tool in ("iptables", "ip6tables") for rule in _rules(tool)),
         settings=tuple(file.read_text() for file in settings if file.exists()),
-        cgroups=frozenset(str(path) for path in teardown.CGROUPS.glob("**/") if path.is_dir()),
+        cgroups=frozenset(path for path in map(str, teardown.CGROUPS.glob("**/")) if MARKS.search(path)),
         files=frozenset(_files()),
     )
 
