@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kubernetes import client
 
 from cluster.images import Image, build_image
+from cluster.installed import installed_operator
 from cluster.node import Node, machine, running_node
 from cluster.traces import traces
+from control_plane.cluster.client import connect
+from control_plane.jobs import Jobs
 
 HERE = Path(__file__).parent
 TEST_DEADLINE_S = 180
@@ -49,3 +53,31 @@ def image(node: Node) -> Image:
     built = build_image("operator")
     node.import_image(built.archive)
     return built
+
+
+@pytest.fixture(scope="session")
+def runtime(node: Node) -> Image:
+    """The image of every role, on the node."""
+    built = build_image("runtime")
+    node.import_image(built.archive)
+    return built
+
+
+@pytest.fixture(scope="session")
+def operator(node: Node, image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The operator, installed by the chart."""
+    with installed_operator(node, tmp_path_factory.mktemp("helm")):
+        yield
+
+
+@pytest.fixture(scope="session")
+def admin(node: Node) -> Iterator[client.ApiClient]:
+    """A client that may do everything."""
+    with connect(node.kubeconfig) as connected:
+        yield connected
+
+
+@pytest.fixture
+def jobs(node: Node, namespace: str) -> Jobs:
+    """The test's namespace, as a user handles it."""
+    return Jobs(node.kubectl, namespace)

@@ -41,7 +41,9 @@ def pod(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def phase(kubectl: Kubectl, namespace: str, name: str, wanted: str) -> dict[str, Any]:
+def phase(
+    kubectl: Kubectl, namespace: str, name: str, wanted: str, deadline_s: float = RUN_DEADLINE_S
+) -> dict[str, Any]:
     """Wait until a pod is in a phase; return it.
 
     Raises:
@@ -54,7 +56,7 @@ def phase(kubectl: Kubectl, namespace: str, name: str, wanted: str) -> dict[str,
         return seen if seen["status"]["phase"] == wanted else None
 
     try:
-        return eventually(f"pod {name} is {wanted}", there, RUN_DEADLINE_S)
+        return eventually(f"pod {name} is {wanted}", there, deadline_s)
     except Exception as error:
         error.add_note(f"its status: {seen.get('status')}")
         raise
