@@ -26,6 +26,8 @@ HEADER: Final = (
     "# Made by `python -m inflight_operator.crd` from runtime/inflight_runtime/api: change that, then run it again.\n"
 )
 
+UNSEEN: Final = {"observedGeneration": 0}
+"""Status of a job that no operator has seen: kstatus would take one without any for finished; this it waits for."""
 COLUMNS: Final[tuple[tuple[str, str, str, str, int], ...]] = (
     ("Phase", "string", ".status.phase", "State of the run in one word", 0),
     ("Step", "integer", ".status.progress.step", "Optimizer steps done", 0),
@@ -98,8 +100,7 @@ def _schema() -> Schema:
     _drop_defaults(properties["status"])
     conditions = properties["status"]["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-    # kstatus takes an object without a status for finished; one that answers no generation yet it waits for.
-    properties["status"]["default"] = {"observedGeneration": 0}
+    properties["status"]["default"] = dict(UNSEEN)
     schema["required"] = ["spec"]
     _tell_bounds(properties["spec"])
     for role in ROLES:

@@ -8,6 +8,7 @@ import pytest
 from kubernetes import client
 
 from control_plane.cluster import Cluster
+from inflight_operator.crd import UNSEEN
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "rltrainingjobs.inflight.dev"
@@ -47,5 +48,5 @@ def test_a_job_that_no_operator_has_seen_does_not_pass_for_a_finished_one(cluste
     # kstatus (Flux, helm --wait) goes by this number, and calls an object without any status current.
     cluster.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples" / "sort-letters" / "job.yaml"))
     job = cluster.kubectl.get("rltj", "sort-letters", "-n", namespace)
-    assert job["status"] == {"observedGeneration": 0}
+    assert job["status"] == UNSEEN
     assert job["metadata"]["generation"] == 1

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from kubernetes import client, watch
 
-from inflight_operator.crd import GROUP, PLURAL, VERSION
+from inflight_operator.crd import GROUP, PLURAL, UNSEEN, VERSION
 
 
 class Watching(abc.ABC):
@@ -138,8 +138,8 @@ class JobWatch(Watching):
 
     def take(self, event: str, one: dict[str, Any]) -> None:
         """Take in a job."""
-        metadata, status = one["metadata"], one.get("status") or {}
-        if event == "DELETED" or not status:
+        metadata, status = one["metadata"], one["status"]
+        if event == "DELETED" or status == UNSEEN:
             return
         phase, before = str(status.get("phase", "")), self._last.get(metadata["uid"], "")
         name = metadata["name"]
