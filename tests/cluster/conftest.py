@@ -10,8 +10,8 @@ from kubernetes import client
 
 from cluster.images import Image, build_image
 from cluster.installed import installed_operator
-from cluster.node import Node, machine, running_node
-from cluster.traces import traces
+from cluster.node import Node, running_node
+from cluster.traces import traces_at_rest
 from control_plane.cluster.client import connect
 from control_plane.jobs import Jobs
 
@@ -32,11 +32,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
     """The node; nothing of it is left after the session."""
-    machine.check()  # brings the programs that tell of traces
-    before = traces()
+    before = traces_at_rest()
     with running_node() as running:
         yield running
-    assert traces() == before
+    assert traces_at_rest() == before
 
 
 @pytest.fixture

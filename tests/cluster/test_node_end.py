@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from cluster.images import build_image
-from cluster.node import machine, network, teardown
+from cluster.node import network
 from cluster.pods import phase, pod, pod_spec
-from cluster.traces import traces
+from cluster.traces import Traces, traces, traces_at_rest
 from control_plane.cluster import Kubectl, eventually
 from control_plane.cluster.binaries import REAL_NODE, ensure_binaries
 
@@ -22,38 +23,37 @@ TESTS = Path(__file__).resolve().parents[1]
 WAIT = ["python3", "-c", "import time; time.sleep(3600)"]
 
 
-@pytest.fixture
-def image() -> tuple[str, Path]:
-    """An image with Python in it: its name, and its archive."""
-    built = build_image("operator")
-    return built.name, built.archive
+@dataclass(frozen=True)
+class LeftUp:
+    """``make node`` as a process, up; an image with Python in it is on the node."""
+
+    process: subprocess.Popen[str]
+    kubeconfig: Path
+    image: str
+    before: Traces
 
 
 @pytest.fixture
-def left_up(image: tuple[str, Path]) -> Iterator[subprocess.Popen[str]]:
-    """``make node`` as a process."""
-    machine.check()
-    ensure_binaries(REAL_NODE)
-    command = [sys.executable, "-m", "cluster.node", "--image", str(image[1])]
+def left_up() -> Iterator[LeftUp]:
+    image = build_image("operator")
+    before = traces_at_rest()
+    command = [sys.executable, "-m", "cluster.node", "--image", str(image.archive)]
     process = subprocess.Popen(
         command, env=os.environ | {"PYTHONPATH": str(TESTS)}, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        yield process
+        yield LeftUp(process, wait_until_up(process), image.name, before)
     finally:
         process.kill()
         process.communicate(timeout=60)
 
 
-@pytest.mark.timeout(300, func_only=True)
-def test_nothing_is_left_of_a_node_that_was_killed(image: tuple[str, Path], left_up: subprocess.Popen[str]) -> None:
-    machine.check()
-    before = traces()
-    kubeconfig = wait_until_up(left_up)
+def test_nothing_is_left_of_a_node_that_was_killed(left_up: LeftUp) -> None:
+    before, kubeconfig = left_up.before, left_up.kubeconfig
     kubectl = Kubectl(ensure_binaries(REAL_NODE).programs["kubectl"], kubeconfig, kubeconfig.parents[1])
     volume = {"volumes": [{"name": "scratch", "emptyDir": {"medium": "Memory"}}]}
     mount = {"volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
-    kubectl.create([pod("p", pod_spec(image[0], WAIT, **mount) | volume)], "-n", "default")
+    kubectl.create([pod("p", pod_spec(left_up.image, WAIT, **mount) | volume)], "-n", "default")
     phase(kubectl, "default", "p", "Running")
     with_pod = traces()
     changed = {name for name in with_pod._fields if getattr(with_pod, name) != getattr(before, name)}
@@ -62,16 +62,14 @@ def test_nothing_is_left_of_a_node_that_was_killed(image: tuple[str, Path], left
     assert network.BRIDGE in with_pod.interfaces
     assert any(rule for rule in with_pod.rules if "KUBE-SERVICES" in rule)
 
-    left_up.send_signal(signal.SIGKILL)
+    left_up.process.send_signal(signal.SIGKILL)
 
     eventually("the node is gone", lambda: not kubeconfig.exists(), 60)
-    eventually("its keeper as well", lambda: not traces().processes, 10)
-    assert traces() == before
-    assert not teardown.pod_processes()
+    assert traces_at_rest() == before
 
 
 def wait_until_up(process: subprocess.Popen[str]) -> Path:
-    """Read what it says; return its kubeconfig."""
+    """Read what it says, which all has deadlines; return its kubeconfig."""
     assert process.stdout is not None
     told: list[str] = []
     while not told or not told[-1].startswith("Ctrl-C"):
