@@ -60,3 +60,14 @@ def phase(
     except Exception as error:
         error.add_note(f"its status: {seen.get('status')}")
         raise
+
+
+def lives(pods: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
+    """Uid and restarts of each pod by name."""
+    return {
+        pod["metadata"]["name"]: (
+            pod["metadata"]["uid"],
+            sum(one["restartCount"] for one in pod["status"]["containerStatuses"]),
+        )
+        for pod in pods
+    }

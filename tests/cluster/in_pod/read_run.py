@@ -1,0 +1,51 @@
+"""Runs in a pod that sees a run's two claims: what the run wrote, and what its newest model answers, as JSON."""
+
+import json
+import pathlib
+import shutil
+import sqlite3
+import sys
+from collections import Counter
+
+import torch
+import transformers
+
+PROBES = ("hba", "cab", "gfe", "dac", "bbf", "ahc")
+
+(run,) = pathlib.Path("/checkpoints").glob("sort-letters-*")
+exact, epochs = {}, {}
+for line in (run / "metrics.jsonl").read_text().splitlines():
+    record = json.loads(line)
+    exact[record["step"]] = record["reward/exact"]  # a replayed step counts as it was replayed
+    epochs[record["step"]] = record["epoch"]
+
+copy = pathlib.Path("/tmp/ledger")
+shutil.copytree("/ledger/run", copy, ignore=shutil.ignore_patterns("payloads*"))
+groups = sqlite3.connect(copy / "ledger.sqlite").execute("SELECT id, state, step FROM groups").fetchall()
+
+newest = max((run / "checkpoints").glob("step-*"))
+model = transformers.AutoModelForCausalLM.from_pretrained(newest / "model")
+tokenizer = transformers.AutoTokenizer.from_pretrained(newest / "model")
+answers = {}
+for letters in PROBES:
+    chat = [{"role": "user", "content": f"sort:{letters}"}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    with torch.no_grad():
+        out = model.generate(**prompt, max_new_tokens=4, do_sample=False)
+    answers[letters] = tokenizer.decode(out[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+
+sys.stdout.write(
+    json.dumps(
+        {
+            "exact": [exact[step] for step in sorted(exact)],
+            "steps": sorted(exact),
+            "epochs": [epochs[step] for step in sorted(epochs)],
+            "checkpoint": newest.name,
+            "answers": answers,
+            "states": Counter(state for _, state, _ in groups),
+            "groups": len(groups),
+            "distinct_groups": len({group for group, _, _ in groups}),
+            "trained_by_step": Counter(step for _, state, step in groups if state == "trained"),
+        }
+    )
+)
