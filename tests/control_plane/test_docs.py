@@ -79,7 +79,7 @@ def test_kubectl_and_the_api_server_understand_the_commands_of_the_failure_guide
             continue
         if verb == "logs":
             # No fake node has logs; the flags are read before that is found out.
-            with pytest.raises(KubectlError, match="(?i)error from server"):
+            with pytest.raises(KubectlError, match=r"(?i)error from server"):
                 cluster.kubectl(verb, *arguments)
         elif verb in ("get", "describe", "api-resources", *DRY_RUN):
             cluster.kubectl(verb, *arguments, *(["--dry-run=server"] if verb in DRY_RUN else []))
