@@ -22,7 +22,8 @@ POLICY: dict[str, Any] = {
             "verbs": ["create"],
             "resources": [{"group": "", "resources": ["persistentvolumes"]}],
         },
-        # Four of five requests are those of the control plane itself, and nobody asks about them.
+        # Four of five requests are those of the control plane itself, and nobody asks about the others of them.
+        {"level": "Metadata", "verbs": ["delete"], "resources": [{"group": "", "resources": ["pods"]}]},
         {"level": "None", "userGroups": ["system:serviceaccounts:kube-system", "system:nodes"]},
         {"level": "None", "users": [*(f"system:{name}" for name in PARTS), "jobset-controller", "kwok"]},
         {"level": "Metadata"},
