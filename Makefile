@@ -11,7 +11,7 @@ NODE ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration test-control-plane \
-        control-plane node test-cluster images test-image bench bench-operator lock fmt clean
+        control-plane node test-cluster images test-image bench bench-operator bench-cluster lock fmt clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -77,6 +77,10 @@ bench: bootstrap ## Measure real runs, about six minutes; prints one JSON (BENCH
 bench-operator: bootstrap ## Measure the operator on a control plane of its own, about ten minutes; prints one JSON
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only >&2
 	@$(PYTHON) benchmarks/operator_load.py $(BENCH)
+
+bench-cluster: bootstrap ## Measure the example's start on a real node, from apply to the first step (needs root); prints one JSON
+	@PYTHONPATH=tests $(PYTHON) -m cluster.node --build-only >&2
+	@$(PYTHON) benchmarks/cluster_start.py $(BENCH)
 
 lock: ## Resolve the requirements again (UPGRADE="--upgrade" moves versions)
 	@scripts/lock.sh $(UPGRADE)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from cluster.images import store
 from cluster.node import machine, network, teardown
 
 MARKS = re.compile(r"inflight|/run/netns/|kube|containerd|k8s")
@@ -37,7 +38,7 @@ def traces() -> Traces:
     settings = [network.sysctl_file(name) for name in machine.SETTINGS]
     return Traces(
         processes=frozenset(_processes()),
-        mounts=frozenset(line for line in Path("/proc/self/mounts").read_text().splitlines() if MARKS.search(line)),
+        mounts=frozenset(_mounts()),
         interfaces=frozenset(device.name for device in Path("/sys/class/net").iterdir()),
         addresses=frozenset(line.strip() for line in network.run(["ip", "-4", "-o", "address"]).splitlines()),
         rules=frozenset(rule for tool in ("iptables", "ip6tables") for rule in _rules(tool)),
@@ -45,6 +46,12 @@ def traces() -> Traces:
         cgroups=frozenset(path for path in map(str, teardown.CGROUPS.glob("**/")) if MARKS.search(path)),
         files=frozenset(_files()),
     )
+
+
+def _mounts() -> list[str]:
+    """All but those of images that are built meanwhile."""
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [line for line in lines if MARKS.search(line) and str(store.directory()) not in line]
 
 
 def _processes() -> list[str]:

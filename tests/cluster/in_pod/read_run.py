@@ -13,11 +13,12 @@ import transformers
 PROBES = ("hba", "cab", "gfe", "dac", "bbf", "ahc")
 
 (run,) = pathlib.Path("/checkpoints").glob("sort-letters-*")
-exact, epochs = {}, {}
+exact, epochs, stale = {}, {}, {}
 for line in (run / "metrics.jsonl").read_text().splitlines():
     record = json.loads(line)
     exact[record["step"]] = record["reward/exact"]  # a replayed step counts as it was replayed
     epochs[record["step"]] = record["epoch"]
+    stale[record["step"]] = record["staleness_max"]
 
 copy = pathlib.Path("/tmp/ledger")
 shutil.copytree("/ledger/run", copy, ignore=shutil.ignore_patterns("payloads*"))
@@ -40,6 +41,7 @@ sys.stdout.write(
             "exact": [exact[step] for step in sorted(exact)],
             "steps": sorted(exact),
             "epochs": [epochs[step] for step in sorted(epochs)],
+            "staleness_max": [stale[step] for step in sorted(stale)],
             "checkpoint": newest.name,
             "answers": answers,
             "states": Counter(state for _, state, _ in groups),
