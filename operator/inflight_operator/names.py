@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from inflight_runtime.api import selectors
+
 COORDINATOR: Final = "coordinator"
 INFERENCE: Final = "inference"
 ACTOR: Final = "actor"
@@ -19,8 +21,8 @@ CODE: Final = "code"
 ROLES: Final = (COORDINATOR, INFERENCE, ACTOR, TRAINER)
 """Roles of a run. The Job that fetches a model and the ConfigMaps are labelled with roles of their own."""
 
-JOB_LABEL: Final = "inflight.dev/job"
-ROLE_LABEL: Final = "inflight.dev/role"
+JOB_LABEL: Final = selectors.JOB_LABEL
+ROLE_LABEL: Final = selectors.ROLE_LABEL
 RUN_UID_LABEL: Final = "inflight.dev/run-uid"
 """On claims: uid of the job whose data they hold."""
 HASH_ANNOTATION: Final = "inflight.dev/desired-hash"
@@ -38,6 +40,10 @@ REPLICATED_JOB: Final = "n"
 """The JobSet's one replicated job: its name stands in every pod's name."""
 
 
+selector = selectors.selector
+selector_text = selectors.selector_text
+
+
 def labels(job: str, role: str = "") -> dict[str, str]:
     """Labels of a child; ``role`` is left out on what all roles share."""
     standard = {
@@ -48,16 +54,6 @@ def labels(job: str, role: str = "") -> dict[str, str]:
     if role:
         standard["app.kubernetes.io/component"] = role
     return {**standard, **selector(job, role)}
-
-
-def selector(job: str, role: str = "") -> dict[str, str]:
-    """Labels that pick a role's pods, or without ``role`` all pods of the job; they never change."""
-    return {JOB_LABEL: job, **({ROLE_LABEL: role} if role else {})}
-
-
-def selector_text(job: str, role: str) -> str:
-    """:func:`selector` as the API takes it in a query and the scale subresource shows it."""
-    return ",".join(f"{key}={value}" for key, value in sorted(selector(job, role).items()))
 
 
 def account(job: str) -> str:

@@ -8,12 +8,18 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from rich.console import Console
+
     from inflight_runtime.local.result import RunResult
+    from inflight_runtime.target import Cluster
+    from inflight_runtime.terminal import PrefixedLines
 
 app = typer.Typer(
     name="inflight",
@@ -30,6 +36,20 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="An RLTraining
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change one field, e.g. spec.algorithm.steps=100. Repeatable."),
+]
+StatusTarget = Annotated[
+    str | None, typer.Argument(metavar="RUN_DIR|rltj[/NAME]", help="What to look at.", show_default=False)
+]
+LogsTarget = Annotated[str | None, typer.Argument(metavar="RUN_DIR|rltj/NAME", help="Whose logs.", show_default=False)]
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", help="Of a job in a cluster. Default: the context's.", show_default=False)
+]
+Context = Annotated[
+    str, typer.Option(metavar="NAME", help="Of your kubeconfig. Default: the current one.", show_default=False)
+]
+Kubeconfig = Annotated[
+    str,
+    typer.Option(metavar="FILE", help="Default: $KUBECONFIG, else ~/.kube/config.", show_default=False),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="[RUN_DIR]", help="A run's directory.")]
 
@@ -158,17 +178,145 @@ def _cluster_objects(job_file: Path, overrides: list[str], role: str | None) -> 
 
 
 @app.command()
-def status(run_dir: RunDir = LATEST) -> None:
-    """Show how a run stands: live while it goes on, else from what it wrote."""
+def status(
+    target: StatusTarget = None,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until the run is over.")] = False,
+    namespace: Namespace = "",
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="All jobs of a cluster.")] = False,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+) -> None:
+    """Show how a run stands: one on this machine, or a job in a cluster.
+
+    RUN_DIR is a local run (default runs/latest). rltj/NAME is a job in the cluster of your kubeconfig, rltj all jobs of
+    the namespace; with -n, -A, --context or --kubeconfig a plain NAME is a job too. With --watch the exit code is 0
+    when the run has succeeded and 1 when it has not.
+    """
     from rich.console import Console  # noqa: PLC0415
+
+    from inflight_runtime.target import Cluster  # noqa: PLC0415
+
+    cluster = Cluster(kubeconfig, context, namespace, all_namespaces)
+    job = _job_in_cluster(target, cluster)
+    console = Console()
+    if job is not None:
+        raise typer.Exit(_in_cluster(lambda: _cluster_status(cluster, job, console, watch=watch)))
 
     from inflight_runtime.local.rundir import RunDirectory, RunDirectoryError  # noqa: PLC0415
     from inflight_runtime.local.status import render_status  # noqa: PLC0415
 
+    directory = RunDirectory(Path(target or LATEST))
     try:
-        Console().print(render_status(RunDirectory(run_dir)))
+        if not watch:
+            console.print(render_status(directory))
+            return
+        from inflight_runtime.local.watching import watch_status  # noqa: PLC0415
+
+        code = watch_status(directory, console)
     except RunDirectoryError as error:
+        _refuse_run_dir(error, target, "status")
+    raise typer.Exit(code)
+
+
+@app.command()
+def logs(
+    target: LogsTarget = None,
+    role: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ROLE", help="coordinator, inference, actor, trainer; or inference-0.", show_default=False
+        ),
+    ] = None,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    tail: Annotated[int, typer.Option(min=-1, help="Lines of each process to begin with; -1 for all.")] = 100,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Of containers before their last restart (cluster only).")
+    ] = False,
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+) -> None:
+    """Show the logs of a run's processes side by side: of a local run, or of a job's pods in a cluster.
+
+    RUN_DIR, rltj/NAME and NAME are as for inflight status. Without RUN_DIR a ROLE alone is enough.
+    """
+    from rich.console import Console  # noqa: PLC0415
+
+    from inflight_runtime.api import JobError, Problem  # noqa: PLC0415
+    from inflight_runtime.target import Cluster  # noqa: PLC0415
+    from inflight_runtime.terminal import PrefixedLines  # noqa: PLC0415
+
+    cluster = Cluster(kubeconfig, context, namespace)
+    job = _job_in_cluster(target, cluster)
+    lines = None if tail < 0 else tail
+    out = PrefixedLines(Console())
+    if previous and (job is None or follow):
+        other = "is for a job in a cluster; a local log holds all starts" if job is None else "excludes --follow"
+        refuse(JobError([Problem("--previous", None, other, "remove it")]))
+    if job is not None:
+        raise typer.Exit(_in_cluster(lambda: _cluster_logs(cluster, (job, role or "", lines, previous), out, follow)))
+
+    from inflight_runtime.local.printing import show_logs  # noqa: PLC0415
+    from inflight_runtime.local.rundir import RunDirectory, RunDirectoryError  # noqa: PLC0415
+
+    if target is not None and role is None and not Path(target).exists() and RunDirectory(LATEST).path.exists():
+        target, role = None, target
+    try:
+        code = show_logs(RunDirectory(Path(target or LATEST)), role or "", out, tail=lines, follow=follow)
+    except RunDirectoryError as error:
+        _refuse_run_dir(error, target, "logs")
+    raise typer.Exit(code)
+
+
+def _job_in_cluster(target: str | None, cluster: "Cluster") -> str | None:
+    from inflight_runtime.target import TargetError, job_in_cluster  # noqa: PLC0415
+
+    try:
+        return job_in_cluster(target, cluster)
+    except TargetError as error:
         refuse(error)
+
+
+def _in_cluster(begin: "Callable[[], Coroutine[Any, Any, int]]") -> int:
+    """Run what asks a cluster; its exit code."""
+    import asyncio  # noqa: PLC0415
+
+    try:
+        from inflight_runtime.cluster.connection import ClusterError  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "inflight_runtime":
+            raise
+        words = f"the Python package {error.name} is not installed here; for jobs in a cluster: pip install"
+        refuse(ModuleNotFoundError(f"{words} 'inflight[cluster]'"))
+    try:
+        return asyncio.run(begin())
+    except ClusterError as error:
+        refuse(error)
+
+
+async def _cluster_status(cluster: "Cluster", job: str, console: "Console", *, watch: bool) -> int:
+    from inflight_runtime.cluster.status import show_status  # noqa: PLC0415
+
+    return await show_status(cluster, job, console, watch=watch)
+
+
+async def _cluster_logs(
+    cluster: "Cluster", wanted: tuple[str, str, int | None, bool], out: "PrefixedLines", follow: bool
+) -> int:
+    from inflight_runtime.cluster.logs import Request, show_logs  # noqa: PLC0415
+
+    return await show_logs(cluster, Request(*wanted), out, lambda text: typer.echo(text, err=True), follow=follow)
+
+
+def _refuse_run_dir(error: Exception, target: str | None, command: str) -> NoReturn:
+    from inflight_runtime.target import looks_like_a_job  # noqa: PLC0415
+
+    hint = ""
+    if target is not None and looks_like_a_job(target) and not Path(target).exists():
+        hint = f"; a job in a cluster: inflight {command} rltj/{target}"
+    refuse(type(error)(f"{error}{hint}"))
 
 
 @app.command()

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 from typing import Final
 
+from inflight_runtime.local.text import ESCAPES
+
 READ_BYTES: Final = 256 * 1024
 TAIL_LINES: Final = 15
 LINE_LENGTH: Final = 400
 CAUSE = re.compile(r"(?:^|[\s.])(\w*(?:Error|Exception|Interrupt))\b: \S")
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def tail(path: Path, since: int = 0, lines: int = TAIL_LINES) -> list[str]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Final
+
+ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def clock_text(seconds: float) -> str:
@@ -18,6 +22,11 @@ def clock_text(seconds: float) -> str:
 def plain_text(text: str) -> str:
     """Text from elsewhere without control characters, which a terminal would obey."""
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+
+
+def clean_line(text: str) -> str:
+    """A line of a log without colours, tabs and whatever else a terminal would obey."""
+    return text if text.isprintable() else plain_text(ESCAPES.sub("", text).expandtabs()).rstrip()
 
 
 def shown(path: Path) -> str:

@@ -9,13 +9,13 @@ from typing import Final, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from inflight_runtime.local.snapshot import Snapshot
 from inflight_runtime.local.text import clock_text, plain_text
 from inflight_runtime.protocol import Member
+from inflight_runtime.terminal import progress_bar
 
 PLAIN_EVERY_S: Final = 5.0
 STALE_AFTER_S: Final = 3.0
@@ -159,7 +159,7 @@ def picture(snapshot: Snapshot) -> RenderableType:
     """One moment of a run as a picture of a few lines."""
     rows: list[RenderableType] = [_headline(snapshot)]
     if snapshot.state is not None:
-        rows.append(_progress(snapshot))
+        rows.append(progress_bar(snapshot.step, snapshot.steps, snapshot.eta_s))
         if snapshot.state.step:
             line = Text("  ")
             for name, value in numbers(snapshot):
@@ -180,17 +180,6 @@ def _headline(snapshot: Snapshot) -> Text:
     if snapshot.silent_s > STALE_AFTER_S:
         line.append(f"  coordinator silent for {snapshot.silent_s:.0f} s", style="yellow")
     return line
-
-
-def _progress(snapshot: Snapshot) -> Table:
-    grid = Table.grid(padding=(0, 1), expand=True)
-    grid.add_column(ratio=1)
-    grid.add_column(no_wrap=True)
-    share = f"{snapshot.step / snapshot.steps:.0%}" if snapshot.steps else ""
-    left = f"  {clock_text(snapshot.eta_s)} left" if snapshot.eta_s is not None else ""
-    bar = ProgressBar(total=max(snapshot.steps, 1), completed=snapshot.step)
-    grid.add_row(bar, f"step {snapshot.step}/{snapshot.steps}  {share}{left}")
-    return grid
 
 
 def _evaluation(evaluation: Mapping[str, float]) -> Text:
