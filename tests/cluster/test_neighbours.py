@@ -16,7 +16,7 @@ from cluster.pods import phase, pod, pod_spec
 from cluster.runs import NAME, apply_example, read_run
 from control_plane.jobs import Jobs
 
-STEPS = 40
+STEPS = 100
 STARTS_S = 300.0
 KNOCK = (Path(__file__).parent / "in_pod" / "knock.py").read_text()
 REFUSED = 401
@@ -35,12 +35,15 @@ def token(jobs: Jobs) -> str:
     return base64.b64decode(jobs.there(f"secret/{NAME}-token")["data"]["token"]).decode()
 
 
-def knock(jobs: Jobs, image: Image, foreign: str) -> dict[str, int]:
-    """The codes that a pod of the job's own namespace, without its labels, is answered with."""
+def send_stranger(jobs: Jobs, image: Image, foreign: str) -> None:
+    """Start a pod of the job's own namespace, without its labels, that knocks."""
     arguments = [f"{NAME}-coordinator", f"{NAME}-inference-0.{NAME}-inference-pods", foreign]
-    jobs.kubectl.create(
-        [pod("stranger", pod_spec(image.name, ["python", "-c", KNOCK, *arguments]))], "-n", jobs.namespace
-    )
+    spec = pod_spec(image.name, ["python", "-c", KNOCK, *arguments])
+    jobs.kubectl.create([pod("stranger", spec)], "-n", jobs.namespace)
+
+
+def answers(jobs: Jobs) -> dict[str, int]:
+    """The codes that it was answered with."""
     phase(jobs.kubectl, jobs.namespace, "stranger", "Succeeded")
     codes: dict[str, int] = json.loads(jobs.kubectl("logs", "stranger", "-n", jobs.namespace))
     return codes
@@ -59,7 +62,9 @@ def test_two_runs_of_one_name_side_by_side_keep_to_themselves(
         one.wait_phase(NAME, "Running", deadline_s=STARTS_S)
     assert token(jobs) != token(neighbours)
     for one, other in (both, both[::-1]):
-        codes = knock(one, runtime, token(other))
+        send_stranger(one, runtime, token(other))
+    for one in both:
+        codes = answers(one)
         assert len(codes) > 40
         assert {asked: code for asked, code in codes.items() if code != REFUSED} == {}
     for one in both:
