@@ -211,7 +211,17 @@ class Connection:
             text = await response.read()
         finally:
             response.close()
+        if response.status == 403 and not await self._served(path):
+            raise RefusedError(404, "", self._not_installed(right))
         raise self._refusal(response.status, text, right)
+
+    async def _served(self, path: str) -> bool:
+        """Whether the API server knows a path's group: who may do nothing is refused before that is found out."""
+        if not path.startswith("/apis/"):
+            return True
+        response = await self._send("/".join(path.split("/")[:4]), {})
+        response.close()
+        return response.status != 404
 
     async def _send(self, path: str, query: Mapping[str, str]) -> aiohttp.ClientResponse:
         headers = {"Accept": "application/json, */*"}
@@ -231,6 +241,12 @@ class Connection:
     def _host(self) -> str:
         return str(self._configuration.host)
 
+    def _not_installed(self, right: str) -> str:
+        return (
+            f"the cluster of context {self.context} does not know {right.rpartition(' ')[2]}: Inflight is not "
+            "installed there; kubectl apply -f crds/, or install the chart"
+        )
+
     def _refusal(self, status: int, text: bytes, right: str) -> RefusedError:
         answer = _json(text)
         words = str(answer.get("message") or text[:500].decode(errors="replace").strip())
@@ -239,11 +255,8 @@ class Connection:
         elif status == 403:
             who = "the cluster's own roles view, edit and admin have it"
             message = f"you may not {right} in {self.place}: {words}; ask for that right ({who})"
-        elif status == 404 and not answer and JOBS.full_name in right:
-            message = (
-                f"the cluster of context {self.context} does not know {JOBS.full_name}: Inflight is not installed "
-                "there; kubectl apply -f crds/, or install the chart"
-            )
+        elif status == 404 and not answer:
+            message = self._not_installed(right)
         else:
             message = f"{right} in {self.place}: {words or f'HTTP status {status}'}"
         return RefusedError(status, words, message)

@@ -47,7 +47,8 @@ async def show_status(cluster: Cluster, name: str, console: Console, *, watch: b
             objects, _ = await connection.list(JOBS, {})
             jobs = [read_job(one) for one in objects]
             # As wide as it needs to be, as kubectl's: a narrow terminal wraps it, and nothing is lost.
-            console.print(_table_or_words(connection, jobs), width=WIDEST, crop=False)
+            console.width = WIDEST
+            console.print(_table_or_words(connection, jobs))
     return 0
 
 
