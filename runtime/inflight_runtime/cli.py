@@ -286,9 +286,10 @@ def _in_cluster(begin: "Callable[[], Coroutine[Any, Any, int]]") -> int:
     try:
         from inflight_runtime.cluster.connection import ClusterError  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "inflight_runtime":
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "inflight_runtime"):
             raise
-        words = f"the Python package {error.name} is not installed here; for jobs in a cluster: pip install"
+        words = f"the Python package {package} is not installed here; for jobs in a cluster: pip install"
         refuse(ModuleNotFoundError(f"{words} 'inflight[cluster]'"))
     try:
         return asyncio.run(begin())

@@ -2,6 +2,9 @@
 
 import datetime
 import io
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from inflight_runtime.cluster.jobs import Job, read_job
 from inflight_runtime.cluster.picture import age_text, picture, plain_line, table
 from inflight_runtime.cluster.status import Pace, Screen
 
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 NOW = datetime.datetime(2026, 5, 1, 12, 0, tzinfo=datetime.UTC)
 PROGRESS = {
     "step": 57,
@@ -91,6 +95,15 @@ def test_a_running_job_looks_as_a_local_run_does() -> None:
         ["trainer", "1/1", "2"],
     ]
     assert lines[9:] == ["  namespace team, context kind"]
+
+
+def test_the_page_shows_what_is_shown() -> None:
+    page = re.findall(r"^\$ inflight (\S+)[^\n]*\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    jobs = [job(RUNNING), replace(pending(), name="sums")]
+    shown = [picture(jobs[0], "namespace team, context kind", NOW), table(jobs, NOW)]
+    assert [lines.splitlines() for _, lines in page] == [
+        lines_of(one, width) for one, width in zip(shown, (90, 160), strict=True)
+    ]
 
 
 def test_what_is_in_the_way_is_told_once_with_reason_and_message() -> None:
@@ -173,6 +186,18 @@ def test_the_pace_is_known_after_three_numbers_and_forgets_what_was_rolled_back(
     assert [pace.steps_per_s(step, now) for step, now in ((10, 0.0), (10, 1.0), (14, 2.0))] == [None, None, None]
     assert pace.steps_per_s(18, 4.0) == 2.0
     assert pace.steps_per_s(12, 5.0) is None
+
+
+def test_on_a_terminal_the_picture_is_drawn_in_place_with_events_above_it() -> None:
+    output = io.StringIO()
+    with Screen(Console(file=output, width=100, force_terminal=True)) as screen:
+        assert screen.draws
+        screen.draw(picture(job(RUNNING), "place", NOW))
+        screen.event("the API server answers again")
+        screen.draw(picture(pending(), "place", NOW))
+    text = output.getvalue()
+    assert text.index("Running") < text.index("answers again") < text.index("QuotaExceeded")
+    assert text.endswith("\x1b[?25h")  # the cursor is back
 
 
 def test_without_a_terminal_a_change_of_phase_is_told_at_once_and_numbers_now_and_then() -> None:

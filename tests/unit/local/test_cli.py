@@ -220,6 +220,14 @@ def test_a_run_directory_that_is_not_empty_is_left_alone(job: dict[str, Any]) ->
         (["run", "--resume", "x", "--run-dir", "y"], "--run-dir: a resumed run keeps its directory"),
         (["run", "--resume", "no-run"], "no-run is no run directory"),
         (["status", "no-run"], "no-run is no run directory"),
+        (["status", "no-run"], "; a job in a cluster: inflight status rltj/no-run"),
+        (["status", "--watch", "no-run"], "no-run is no run directory"),
+        (["logs", "no-run"], "no-run is no run directory"),
+        (["logs", "trainer"], "; a job in a cluster: inflight logs rltj/trainer"),
+        (["logs", "--previous"], "--previous: is for a job in a cluster; a local log holds all starts"),
+        (["logs", "rltj/x", "-f", "-p"], "--previous: excludes --follow"),
+        (["status", "-n", "x", "-A"], "--all-namespaces: excludes --namespace"),
+        (["status", "runs/x", "-n", "y"], "runs/x: there are only jobs to look at; write rltj/x"),
         (["samples", "no-run"], "no-run is no run directory"),
         (["samples", "--best", "--worst"], "--best: excludes --worst"),
         (["run", "no-such-file.yaml"], "no-such-file.yaml: cannot be read: no such file or directory"),
@@ -372,6 +380,41 @@ print(sorted({"torch", "vllm", "transformers", "deepspeed", "datasets", "tensorb
 """
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert output.stdout == "[]\n"
+
+
+def test_logs_of_the_newest_run_need_no_more_than_a_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = finished_run(tmp_path / "runs" / "latest")
+    directory.log("trainer").write_text("one\ntwo\n")
+    directory.log("actor-0").write_text("three\n")
+    assert invoke("logs").stdout == "actor-0 | three\ntrainer | one\ntrainer | two\n"
+    assert invoke("logs", "trainer", "--tail", "1").stdout == "trainer | two\n"
+    assert invoke("logs", "runs/latest", "actor", "-f").stdout == "actor-0 | three\n"
+    assert "has no log of inference; there are actor-0, trainer" in invoke("logs", "inference").stderr
+    assert invoke("status", "-w").exit_code == 1  # nobody runs it, and it has not succeeded
+
+
+def test_a_cluster_needs_no_more_than_its_extra_and_says_so_when_that_is_missing() -> None:
+    code = """
+import sys
+import inflight_runtime.cli, inflight_runtime.cluster.status, inflight_runtime.cluster.logs
+print(sorted({"torch", "numpy", "msgpack", "psutil", "inflight_operator"} & set(sys.modules)))
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert output.stdout == "[]\n"
+    code = """
+import sys
+sys.modules["kubernetes"] = None
+sys.argv = ["inflight", "status", "rltj"]
+from inflight_runtime.cli import main
+main()
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert output.returncode == 2
+    assert output.stderr == (
+        "inflight: the Python package kubernetes is not installed here; for jobs in a cluster: "
+        "pip install 'inflight[cluster]'\n"
+    )
 
 
 def test_an_answer_at_once_needs_no_web_client() -> None:
