@@ -59,7 +59,7 @@ ARG DEVICE=cpu
 RUN if [ "${DEVICE}" = cpu ]; then packages=libnuma1; else packages="gcc libc6-dev libnuma1"; fi \
  && apt-get update \
  && apt-get install --yes --no-install-recommends ${packages} \
- && apt-get clean && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log
+ && apt-get clean && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/*.log
 COPY requirements/runtime-${DEVICE}.txt scripts/image_environment.sh scripts/cpu_image.py /build/
 # On CPU the compiler makes stand-ins (scripts/cpu_image.py), and goes again. One file of PyTorch's own tests is written
 # for a newer Python and does not compile.
@@ -71,8 +71,9 @@ RUN cp /build/runtime-${DEVICE}.txt /build/requirements.txt \
  && if [ "${DEVICE}" = cpu ]; then \
       apt-get update && apt-get install --yes --no-install-recommends gcc \
       && python3 /build/cpu_image.py stand-ins /opt/inflight/lib/python3.11/site-packages \
-      && apt-get purge --yes --auto-remove gcc \
-      && apt-get clean && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log; \
+      && apt-get purge --yes --auto-remove -o APT::AutoRemove::RecommendsImportant=false \
+           -o APT::AutoRemove::SuggestsImportant=false gcc \
+      && apt-get clean && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/*.log; \
     fi \
  && python3 -m compileall -q -j 0 -x py312_intrinsics /opt/inflight/lib \
  && rm -rf /build

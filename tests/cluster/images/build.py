@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import time
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import base, machine, store
+from .archive import write_archive
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGETS = ("operator", "runtime")
 BUILD_DEADLINE_S = 1800.0
-ARCHIVE_DEADLINE_S = 600.0
-ARCHIVES_KEPT = 2
-"""Of each image: one that another clone may just be importing is not taken away."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +25,23 @@ class Image:
         target: of the Dockerfile.
         name: under which it is known once imported; the one that manifests and the operator's defaults ask for.
         identity: digest of its configuration.
-        archive: the image as one file, for ``ctr image import``.
+        archive: the image as one file, for ``ctr images import``.
+        size: of all its layers, uncompressed, in bytes.
     """
 
     target: str
     name: str
     identity: str
     archive: Path
+    size: int
 
 
-def build_image(target: str, *, shown: bool = True) -> Image:
+def build_image(target: str, *, present: Collection[str] = (), shown: bool = True) -> Image:
     """Build an image from the working tree: minutes the first time, then seconds.
 
     Args:
         target: of the Dockerfile.
+        present: digests of blobs that the node has (``ctr content ls -q``): the archive is written without them.
         shown: whether buildah's words go to standard error as they come.
 
     Raises:
@@ -52,7 +54,7 @@ def build_image(target: str, *, shown: bool = True) -> Image:
         started = time.monotonic()
         identity = _build(target, name, parent, shown)
         store.say(f"{name} built in {time.monotonic() - started:.1f} s")
-        return Image(target, name, identity, _archive(target, name, identity))
+        return Image(target, name, identity, *write_archive(target, name, identity, present))
 
 
 def version() -> str:
@@ -78,23 +80,3 @@ def _build(target: str, name: str, parent: str, shown: bool) -> str:
             shown=shown,
         )
     return told.read_text().strip().removeprefix("sha256:")
-
-
-def _archive(target: str, name: str, identity: str) -> Path:
-    folder = store.directory() / "archives"
-    folder.mkdir(exist_ok=True)
-    archive = folder / f"{target}-{identity[:12]}.tar"
-    if archive.exists():
-        archive.touch()
-        return archive
-    started = time.monotonic()
-    partial = archive.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    # Uncompressed: it is read once, on this machine.
-    store.buildah("push", "--quiet", identity, f"docker-archive:{partial}:{name}", deadline_s=ARCHIVE_DEADLINE_S)
-    partial.rename(archive)
-    store.say(f"{archive} ({archive.stat().st_size / 1e6:.0f} MB) written in {time.monotonic() - started:.1f} s")
-    old = sorted(folder.glob(f"{target}-*.tar"), key=lambda path: path.stat().st_mtime)[:-ARCHIVES_KEPT]
-    for path in old:
-        path.unlink()
-    return archive

@@ -18,7 +18,7 @@ from control_plane.cluster.binaries import cache_directory
 
 from ..packages import ensure_programs
 
-PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap"}
+PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap", "skopeo": "skopeo"}
 CALL_DEADLINE_S = 300.0
 IN_USE = re.compile(r"in-use-by-(\d+)-")
 
