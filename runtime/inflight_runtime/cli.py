@@ -209,7 +209,7 @@ def status(
     directory = RunDirectory(Path(target or LATEST))
     try:
         if not watch:
-            console.print(render_status(directory))
+            console.print(render_status(directory), soft_wrap=True)  # paths stay whole
             return
         from inflight_runtime.local.watching import watch_status  # noqa: PLC0415
 

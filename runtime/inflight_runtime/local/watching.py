@@ -29,7 +29,7 @@ def watch_status(directory: RunDirectory, console: Console) -> int:
     if directory.is_alive():
         with make_view(console) as view:
             asyncio.run(_watch(directory, record.job, view))
-    console.print(render_status(directory))
+    console.print(render_status(directory), soft_wrap=True)  # paths stay whole
     return 0 if directory.read_record().outcome == "succeeded" else EXIT_NOT_SUCCEEDED
 
 

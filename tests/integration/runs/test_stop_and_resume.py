@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from support.runs import check_ledger, local_run, sort_letters_job, started
@@ -16,6 +18,18 @@ def inflight(*words: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextlib.contextmanager
+def looking(output: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that goes on for as long as the run does."""
+    with output.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-m", "inflight_runtime", *words], stdout=file, stderr=file)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(20)
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on_from_there(letters_model: Path, tmp_path: Path) -> None:
@@ -38,7 +52,17 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on_from_there(letters_model
     assert "1." in shown, "the versions of the answers are not shown"
 
     with started(run.directory, tmp_path / "again.txt", "run", "--resume", str(run.directory)) as again:
-        again.succeed()
+        with looking(tmp_path / "status.txt", "status", "-w", str(run.directory)) as watching:
+            with looking(tmp_path / "logs.txt", "logs", str(run.directory), "trainer", "-f") as following:
+                again.succeed()
+                assert following.wait(20) == 0
+            assert watching.wait(20) == 0
+        told = (tmp_path / "status.txt").read_text()
+        assert "step " in told
+        assert "sort-letters  succeeded" in told
+        lines = (tmp_path / "logs.txt").read_text().splitlines()
+        assert lines
+        assert all(line.startswith("trainer | ") for line in lines)
         metrics = again.metrics()
         assert [record["step"] for record in metrics] == list(range(1, steps + 1))
         assert {record["epoch"] for record in metrics[stopped:]} == {2}
