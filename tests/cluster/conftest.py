@@ -49,7 +49,7 @@ def namespace(node: Node) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def image(node: Node) -> Image:
     """An image with Python in it, on the node: the operator's own."""
-    built = build_image("operator")
+    built = build_image("operator", present=node.images.blobs())
     node.import_image(built.archive)
     return built
 
@@ -57,7 +57,7 @@ def image(node: Node) -> Image:
 @pytest.fixture(scope="session")
 def runtime(node: Node) -> Image:
     """The image of every role, on the node."""
-    built = build_image("runtime")
+    built = build_image("runtime", present=node.images.blobs())
     node.import_image(built.archive)
     return built
 

@@ -35,8 +35,8 @@ class LeftUp:
 
 @pytest.fixture
 def left_up() -> Iterator[LeftUp]:
-    image = build_image("operator")
     before = traces_at_rest()
+    image = build_image("operator")
     command = [sys.executable, "-m", "cluster.node", "--image", str(image.archive)]
     process = subprocess.Popen(
         command, env=os.environ | {"PYTHONPATH": str(TESTS)}, stdout=subprocess.PIPE, text=True, start_new_session=True

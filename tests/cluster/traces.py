@@ -9,8 +9,9 @@ from typing import NamedTuple
 from cluster.images import store
 from cluster.node import machine, network, teardown
 
-MARKS = re.compile(r"inflight|/run/netns/|kube|containerd|k8s")
-"""In the names of mounts and cgroups: a machine has others that come and go."""
+MOUNTS = re.compile(r"inflight-node-|/run/netns/|/kubelet/|/containerd/")
+CGROUPS = re.compile(r"kube|k8s|containerd")
+"""A machine has other mounts and cgroups, which come and go."""
 
 
 class Traces(NamedTuple):
@@ -43,7 +44,7 @@ def traces() -> Traces:
         addresses=frozenset(line.strip() for line in network.run(["ip", "-4", "-o", "address"]).splitlines()),
         rules=frozenset(rule for tool in ("iptables", "ip6tables") for rule in _rules(tool)),
         settings=tuple(file.read_text() for file in settings if file.exists()),
-        cgroups=frozenset(path for path in map(str, teardown.CGROUPS.glob("**/")) if MARKS.search(path)),
+        cgroups=frozenset(path for path in map(str, teardown.CGROUPS.glob("**/")) if CGROUPS.search(path)),
         files=frozenset(_files()),
     )
 
@@ -51,7 +52,7 @@ def traces() -> Traces:
 def _mounts() -> list[str]:
     """All but those of images that are built meanwhile."""
     lines = Path("/proc/self/mounts").read_text().splitlines()
-    return [line for line in lines if MARKS.search(line) and str(store.directory()) not in line]
+    return [line for line in lines if MOUNTS.search(line) and str(store.directory()) not in line]
 
 
 def _processes() -> list[str]:

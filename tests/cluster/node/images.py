@@ -13,6 +13,7 @@ import subprocess
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from control_plane.cluster import ClusterError, eventually
 
@@ -21,6 +22,8 @@ from .components import PAUSE_IMAGE
 NAMESPACE = "k8s.io"
 """Where the kubelet's part of containerd looks for images and keeps containers."""
 BY_IDENTITY = "sha256:"
+NAME = "io.containerd.image.name"
+SEEN = "io.cri-containerd.image"
 IMPORT_DEADLINE_S = 540.0
 KNOWN_DEADLINE_S = 20.0
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -45,20 +48,26 @@ class Images:
         return True
 
     def add(self, archive: Path) -> None:
-        """Import an archive (docker or OCI) under the names that it gives its images, unless they are there already.
+        """Import an archive (OCI or docker) under the names that it gives its images, unless they are there already.
+
+        An OCI archive may lack what :meth:`blobs` has.
 
         Raises:
-            ClusterError: containerd cannot read it, or took too long.
+            ClusterError: it is not there, containerd cannot read it, or it took too long.
         """
-        identities = identities_of(archive)
-        if identities and self._has(identities):
+        digests = digests_of(archive)
+        if digests and self._has(digests):
             return
-        # The kubelet's half of containerd learns of new names only, not of other contents under an old one.
-        if known := sorted(identities.keys() & self._images().keys()):
-            self._ctr("images", "remove", *known)
         self._ctr("images", "import", str(archive), deadline_s=IMPORT_DEADLINE_S)
-        eventually(f"pods can use the images of {archive.name}", lambda: self._has(identities), KNOWN_DEADLINE_S)
+        # The kubelet's half looks into images without its mark, and a new one has taken over the old one's.
+        for name in digests:
+            self._ctr("images", "label", name, f"{SEEN}=")
+        eventually(f"pods can use the images of {archive.name}", lambda: self._has(digests), KNOWN_DEADLINE_S)
         self._remove_old()
+
+    def blobs(self) -> set[str]:
+        """The digests of all that containerd has: layers, configurations, manifests."""
+        return set(self._ctr("content", "list", "-q").split())
 
     def add_pause(self, program: Path, scratch: Path) -> None:
         """Make the image of the pause program, and import it."""
@@ -75,20 +84,18 @@ class Images:
         if old := self._ctr("containers", "list", "-q").split():
             self._ctr("containers", "delete", *old)
 
-    def _has(self, identities: Mapping[str, str]) -> bool:
-        """Whether the kubelet's half knows each name for the image of this identity."""
+    def _has(self, digests: Mapping[str, str]) -> bool:
+        """Whether the kubelet's half knows images of these digests, by name and by identity."""
         images = self._images()
-        return all(
-            name in images and images.get(f"{BY_IDENTITY}{identity}") == images[name]
-            for name, identity in identities.items()
-        )
+        identified = {digest for name, digest in images.items() if name.startswith(BY_IDENTITY)}
+        return all(images.get(name) == digest and digest in identified for name, digest in digests.items())
 
     def _remove_old(self) -> None:
         """Remove images without a name: each goes by its identity as well, which would keep older builds for good."""
         images = self._images()
         named = {digest for name, digest in images.items() if not name.startswith(BY_IDENTITY)}
         if old := [name for name, digest in images.items() if name.startswith(BY_IDENTITY) and digest not in named]:
-            self._ctr("images", "remove", *old)
+            self._ctr("images", "remove", "--sync", *old)  # with their blobs, which :meth:`blobs` must not tell of
 
     def _images(self) -> dict[str, str]:
         """The digest of each image by name."""
@@ -106,39 +113,48 @@ class Images:
         return done.stdout
 
 
-def identities_of(archive: Path) -> dict[str, str]:
-    """The digest of each image's configuration by name; empty when this is not a docker archive."""
-    with tarfile.open(archive) as members:
-        try:
-            manifest = members.extractfile("manifest.json")
-        except KeyError:
-            return {}
-        assert manifest is not None
-        return {
-            name: Path(image["Config"]).name.removesuffix(".json")
-            for image in json.load(manifest)
-            for name in image["RepoTags"] or ()
-        }
+def digests_of(archive: Path) -> dict[str, str]:
+    """The digest of each image in an OCI archive by name; empty for a docker archive.
+
+    Raises:
+        ClusterError: there is no such archive.
+    """
+    try:
+        with tarfile.open(archive) as members:
+            index = members.extractfile("index.json")
+            assert index is not None
+            return {image["annotations"][NAME]: image["digest"] for image in json.load(index)["manifests"]}
+    except KeyError:
+        return {}
+    except (OSError, tarfile.TarError) as error:
+        raise ClusterError(f"no image archive: {archive} ({error})") from error
 
 
 def write_archive(path: Path, name: str, programs: Mapping[str, bytes], entrypoint: list[str]) -> None:
-    """Write an image that holds nothing but a few static programs, as ``docker save`` would."""
+    """Write an image that holds nothing but a few static programs, as an OCI archive."""
     layer = _tar({program: (content, 0o755) for program, content in programs.items()})
     configuration = {
         "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
         "config": {"Entrypoint": entrypoint},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
     }
-    config = json.dumps(configuration).encode()
-    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
-    manifest = [{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]
-    members = {
-        config_name: config,
-        "layer.tar": layer,
-        "manifest.json": json.dumps(manifest).encode(),
-    }
-    path.write_bytes(_tar({member: (content, 0o644) for member, content in members.items()}))
+    blobs: dict[str, tuple[bytes, int]] = {}
+
+    def blob(kind: str, content: bytes) -> dict[str, Any]:
+        blobs[f"blobs/{_digest(content).replace(':', '/')}"] = (content, 0o644)
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": _digest(content), "size": len(content)}
+
+    config = blob("config.v1+json", json.dumps(configuration).encode())
+    manifest = {"schemaVersion": 2, "config": config, "layers": [blob("layer.v1.tar", layer)]}
+    entry = blob("manifest.v1+json", json.dumps(manifest).encode()) | {"annotations": {NAME: name}}
+    index = json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()
+    layout = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
+    path.write_bytes(_tar({"oci-layout": (layout, 0o644), "index.json": (index, 0o644)} | blobs))
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _tar(files: Mapping[str, tuple[bytes, int]]) -> bytes:
