@@ -6,9 +6,11 @@ import contextlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from inflight_runtime.local.rundir import RunDirectory
 from support.runs import check_ledger, local_run, sort_letters_job, started
 
 
@@ -32,6 +34,13 @@ def looking(output: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(20)
 
 
+def until_somebody_runs(directory: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not RunDirectory(directory).is_alive():
+        assert time.monotonic() < deadline, f"nobody runs {directory}"
+        time.sleep(0.1)
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on_from_there(letters_model: Path, tmp_path: Path) -> None:
     steps = 40
     job = sort_letters_job(letters_model, steps=steps, promptsPerStep=4, maxStaleness=1)
@@ -52,6 +61,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on_from_there(letters_model
     assert "1." in shown, "the versions of the answers are not shown"
 
     with started(run.directory, tmp_path / "again.txt", "run", "--resume", str(run.directory)) as again:
+        until_somebody_runs(run.directory)
         with looking(tmp_path / "status.txt", "status", "-w", str(run.directory)) as watching:
             with looking(tmp_path / "logs.txt", "logs", str(run.directory), "trainer", "-f") as following:
                 again.succeed()
@@ -61,7 +71,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on_from_there(letters_model
         assert "step " in told
         assert "sort-letters  succeeded" in told
         lines = (tmp_path / "logs.txt").read_text().splitlines()
-        assert lines
+        assert f"all {steps} steps are done" in lines[-1]
         assert all(line.startswith("trainer | ") for line in lines)
         metrics = again.metrics()
         assert [record["step"] for record in metrics] == list(range(1, steps + 1))
