@@ -160,7 +160,8 @@ def test_a_run_in_the_image(runtime: Container) -> None:
     """The example learns in it for a few steps: coordinator, actor, trainer, and a real vLLM server."""
     script = """
     set -e
-    cp -r /mnt /tmp/example
+    mkdir /tmp/example
+    cp /mnt/*.py /mnt/job.yaml /tmp/example
     python /tmp/example/make_model.py
     cd /tmp
     inflight run /tmp/example/job.yaml --set spec.algorithm.steps=6 --set spec.evaluation=null \
