@@ -26,7 +26,11 @@ def plain_text(text: str) -> str:
 
 def clean_line(text: str) -> str:
     """A line of a log without colours, tabs and whatever else a terminal would obey."""
-    return text if text.isprintable() else plain_text(ESCAPES.sub("", text).expandtabs()).rstrip()
+    if text.isprintable():
+        return text
+    # Of a progress bar that was drawn over and over in one line, the last state.
+    newest = text.rstrip("\r").rpartition("\r")[2]
+    return plain_text(ESCAPES.sub("", newest).expandtabs()).rstrip()
 
 
 def shown(path: Path) -> str:

@@ -50,6 +50,11 @@ def test_all_processes_side_by_side_one_role_or_one_of_them(tmp_path: Path) -> N
         shown(directory, "actor")
 
 
+def test_of_a_progress_bar_the_last_state_is_shown(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path, trainer="load:   0%\rload: 100%\r\nnext\r\n\r\n")
+    assert shown(directory) == ["trainer | load: 100%", "trainer | next", "trainer | "]
+
+
 def test_what_is_written_and_what_begins_later_is_followed_until_nobody_runs_the_run(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, trainer="one\ntwo\nth")
     running = RunDirectory(tmp_path)
