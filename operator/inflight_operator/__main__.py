@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import importlib.metadata
 import logging
 import os
 import sys
 
 from inflight_operator.logs import configure
-from inflight_operator.settings import SettingsError, settings_from
+from inflight_operator.settings import PREFIX, Settings, SettingsError, settings_from
 
 
 def main() -> int:
     """Run until ended; 2 when it cannot start."""
+    _parser().parse_args()
     try:
         settings = settings_from(os.environ)
     except SettingsError as error:
@@ -34,6 +37,23 @@ def main() -> int:
         logging.getLogger(__name__).error("%s", error)
         return 2
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = []
+    for name, field in Settings.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        shown = "" if default in ("", {}, (), [], None) else f" (default {default})"
+        lines.append(f"  {PREFIX}{name.upper()}{shown}\n      {' '.join((field.description or '').split())}")
+    parser = argparse.ArgumentParser(
+        prog="python -m inflight_operator",
+        description="Reconciles RLTrainingJobs. It connects as KUBECONFIG says, or as the service account of its pod.",
+        epilog="Settings come from the environment:\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = importlib.metadata.version("inflight")
+    parser.add_argument("--version", action="version", version=f"inflight-operator {version}")
+    return parser
 
 
 if __name__ == "__main__":
