@@ -21,9 +21,11 @@ from typer.testing import CliRunner, Result
 
 from control_plane.cluster import Cluster, end_pods, eventually
 from control_plane.jobs import Jobs, job
+from control_plane.links import Link
 from control_plane.operator_process import ROOT, Coordinators, OperatorProcess, state
 from inflight_operator.install.rbac import USER_ROLES
 from inflight_runtime.cli import app
+from inflight_runtime.cluster import connection, watching
 from inflight_runtime.cluster import jobs as cluster_jobs
 from inflight_runtime.cluster import status as cluster_status
 from inflight_runtime.cluster.connection import ClusterError, Resource
@@ -42,6 +44,10 @@ def role_file(path: Path, rules: list[dict[str, Any]]) -> Path:
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "x"}}
     path.write_text(yaml.safe_dump({**role, "rules": rules}))
     return path
+
+
+def read(kubeconfig: Path) -> Any:
+    return yaml.safe_load(kubeconfig.read_text())
 
 
 @pytest.fixture
@@ -144,6 +150,33 @@ async def test_a_job_that_fails_and_one_that_is_deleted_end_the_watch(jobs: Jobs
     assert outputs["goes"].getvalue().splitlines() == ["not seen yet", "goes was deleted"]
 
 
+async def test_a_link_that_is_cut_without_a_word_is_noticed_and_what_was_missed_is_shown(
+    jobs: Jobs, viewer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CALL_DEADLINE_S", 0.5)
+    monkeypatch.setattr(watching, "WATCH_S", 1)
+    jobs.create(job("far"))
+    document, output = read(viewer), io.StringIO()
+    server = document["clusters"][0]["cluster"]
+    with Link(server["server"]) as link:
+        server["server"] = link.url
+        (tmp_path / "far").write_text(yaml.safe_dump(document))
+        target = Target(str(tmp_path / "far"), namespace=jobs.namespace)
+        watch = asyncio.create_task(show_status(target, "far", Console(file=output, width=200), watch=True))
+
+        async def said(text: str) -> None:
+            await asyncio.to_thread(eventually, f"{text} is said", lambda: text in output.getvalue(), DEADLINE_S)
+
+        await said("not seen yet")
+        link.cut()
+        patch = ("--subresource=status", "--type=merge", "-p", '{"status": {"phase": "Succeeded"}}')
+        await asyncio.to_thread(jobs.kubectl, "patch", "rltj/far", "-n", jobs.namespace, *patch)
+        await said("does not answer: ")
+        link.mend()
+        assert await asyncio.wait_for(watch, DEADLINE_S) == 0
+    assert output.getvalue().splitlines()[2:] == ["the API server answers again", "Succeeded"]
+
+
 def test_what_stands_in_the_way_is_told_in_words(
     jobs: Jobs, viewer: Path, kubeconfig_for: Callable[[Path], Path], tmp_path: Path
 ) -> None:
@@ -172,7 +205,7 @@ def test_what_stands_in_the_way_is_told_in_words(
         "logs", "sort-letters", *where, "--kubeconfig", stranger
     )
 
-    document = yaml.safe_load(viewer.read_text())
+    document = read(viewer)
     document["users"][0]["user"]["token"] = "none"
     wrong = tmp_path / "wrong"
     wrong.write_text(yaml.safe_dump(document))
