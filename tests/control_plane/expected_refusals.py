@@ -48,6 +48,7 @@ EXPECTED = (
     Expected("get", "configmaps", 404, "the job names a ConfigMap that is not there, which is told in its status"),
     Expected("get", ".*", 404, "gone between the refusal of a write and the look at what is there"),
     Expected("list watch", "rltrainingjobs|jobsets", 404, "the CRD is not installed; looked for every few seconds"),
+    Expected("list watch", "rltrainingjobs|jobsets", 429, "the CRD has just come", "storage is \\(re\\)initializing"),
     Expected("list watch", ".*", 410, "the version to go on from is too old; everything is listed anew"),
 )
 

@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Hindrance, str, str, str]] = {
         "maximum storage usage per PersistentVolumeClaim is 1Mi, but request is",
     ),
     "policy on Deployments": (
-        lambda cluster, ns: obstacle(cluster, *policy(ns, "apps", "deployments", "not on Mondays")),
+        lambda cluster, ns: policy(cluster, ns, "apps", "deployments", "not on Mondays"),
         "AdmissionDenied",
         "Deployment a-actor",
         "denied request: not on Mondays",
@@ -372,7 +372,7 @@ PODS: dict[str, tuple[Hindrance, str, str]] = {
         "maximum cpu usage per Container is 1m",
     ),
     "policy on pods": (
-        lambda cluster, ns: obstacle(cluster, *policy(ns, "", "pods", "no pods today")),
+        lambda cluster, ns: policy(cluster, ns, "", "pods", "no pods today"),
         "AdmissionDenied",
         "denied request: no pods today",
     ),

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from control_plane.cluster import Cluster, Kubectl, eventually
+from control_plane.cluster import Cluster, Kubectl, KubectlError, eventually
 from control_plane.jobs import Jobs, condition
 
 OPERATOR = "inflight-operator"
@@ -67,8 +67,16 @@ def limit_range(kind: str, **maximum: str) -> dict[str, Any]:
     return _object("v1", "LimitRange", "small", spec={"limits": limits})
 
 
-def policy(namespace: str, group: str, resource: str, message: str) -> list[dict[str, Any]]:
-    """A ValidatingAdmissionPolicy: nobody may create a resource in one namespace; it answers with its default, 422."""
+PROBES = {"pods": ("run", "probe"), "deployments": ("create", "deployment", "probe")}
+"""Commands that ask for an object of a resource."""
+
+
+@contextlib.contextmanager
+def policy(cluster: Cluster, namespace: str, group: str, resource: str, message: str) -> Iterator[Obstacle]:
+    """A ValidatingAdmissionPolicy that is in force: nobody may create a resource in one namespace.
+
+    It answers with its default, 422.
+    """
     constraints = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "resourceRules": [
@@ -78,10 +86,21 @@ def policy(namespace: str, group: str, resource: str, message: str) -> list[dict
     validations = [{"expression": "false", "message": message}]
     spec = {"failurePolicy": "Fail", "matchConstraints": constraints, "validations": validations}
     binding = {"policyName": namespace, "validationActions": ["Deny"]}
-    return [
+    documents = [
         _object(ADMISSION, "ValidatingAdmissionPolicy", namespace, spec=spec),
         _object(ADMISSION, "ValidatingAdmissionPolicyBinding", namespace, spec=binding),
     ]
+
+    def in_force() -> bool:
+        try:
+            cluster.kubectl(*PROBES[resource], "--image=i", "--dry-run=server", "-n", namespace)
+        except KubectlError as error:
+            return message in error.stderr
+        return False
+
+    with obstacle(cluster, *documents) as made:
+        eventually("the policy is in force", in_force)
+        yield made
 
 
 def dead_webhook(namespace: str, group: str, resource: str) -> dict[str, Any]:
