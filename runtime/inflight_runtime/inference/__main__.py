@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from inflight_runtime.inference.checkpoint_names import UnknownCheckpointError, 
 from inflight_runtime.inference.vllm_launch import EngineArgsError, exec_server
 
 EXIT_BAD_INPUT = 2
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m inflight_runtime.inference", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the role config, a JSON file")
     options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
         config = load_role_config(InferenceConfig, options.config)
     except (OSError, ValueError) as error:

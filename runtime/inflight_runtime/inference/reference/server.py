@@ -75,7 +75,6 @@ async def serve(config: InferenceConfig) -> None:
 
 def run_server(config: InferenceConfig) -> int:
     """Run :func:`serve`; the exit status: 0 after a signal, 2 when the server cannot be started."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         asyncio.run(serve(config))
     except (OSError, UnknownCheckpointError, ValidationError, ValueError) as error:
