@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import re
 import signal
 import sys
@@ -60,9 +61,10 @@ def logged(jobs: Jobs, pod: str, what: str | re.Pattern[str]) -> float | None:
     return None
 
 
-def condition(pod: dict[str, Any], kind: str) -> float:
-    """When a pod's condition last changed, to the second."""
-    return next(seconds(one["lastTransitionTime"]) for one in pod["status"]["conditions"] if one["type"] == kind)
+def holds_since(pod: dict[str, Any], kind: str) -> float:
+    """Since when a pod's condition holds, to the second; infinity when it does not."""
+    found = [one for one in pod["status"]["conditions"] if one["type"] == kind and one["status"] == "True"]
+    return seconds(found[0]["lastTransitionTime"]) if found else math.inf
 
 
 def started(pod: dict[str, Any]) -> float:
@@ -90,12 +92,12 @@ def start_once(node: Node, namespace: str) -> dict[str, float]:
     assert trainer_up is not None and None not in up
     stages = {
         "applied": applied,
-        "all_scheduled": max(condition(pod, "PodScheduled") for pod in pods),
+        "all_scheduled": max(holds_since(pod, "PodScheduled") for pod in pods),
         "all_containers_started": max(map(started, pods)),
         "model_made": model,
         "trainer_up": trainer_up,
         "first_server_up": min(filter(None, up)),
-        "first_server_has_weights": min(condition(pod, "Ready") for pod in servers),
+        "first_server_ready": min(holds_since(pod, "Ready") for pod in servers),
         "first_step": first_step,
     }
     return {f"{name}_s": round(max(0.0, at - began), 1) for name, at in stages.items()}
