@@ -8,6 +8,7 @@ import pytest
 
 from support.runs import LocalRun, check_ledger, local_run, sort_letters_job
 
+HERE = Path(__file__).parent
 GROUPS = 4
 
 
@@ -57,6 +58,10 @@ def test_a_run_on_vllm_survives_kill_9_of_every_role_one_after_another(letters_m
     job = sort_letters_job(letters_model, engine="vllm", steps=steps, promptsPerStep=8, groupSize=8)
     job["spec"]["inference"]["replicas"] = 2
     job["spec"]["checkpoint"] = {"everySteps": 20, "keep": 2}
+    switch = tmp_path / "slow"
+    slow = {"slow_every": 1, "delay_s": 2.0, "switch": str(switch)}
+    job["spec"]["environment"] = {"entrypoint": "slow_letters:SlowLetters", "args": slow}
+    (tmp_path / "slow_letters.py").write_text((HERE / "slow_letters.py").read_text())
     with local_run(job, tmp_path) as run:
         ready = run.wait_until(
             "both servers served and 20 steps done",
@@ -71,6 +76,7 @@ def test_a_run_on_vllm_survives_kill_9_of_every_role_one_after_another(letters_m
         run.kill("coordinator")
         step = run.wait_until("the coordinator is back", lambda state: state.step > 0).step
         run.wait_for_step(step + 20)
+        switch.touch()  # not three steps a second: on a fast machine the run would be over before the server is back
         run.kill("trainer")
         run.wait_until("the trainer was started again", lambda state: state.trainer_starts == 2)
         again = run.wait_until(
@@ -87,6 +93,7 @@ def test_a_run_on_vllm_survives_kill_9_of_every_role_one_after_another(letters_m
         assert {member.boot_id for member in again.members if member.server_id == "inference-1"} == {
             first["inference-1"]
         }
+        switch.unlink()
         run.succeed(300)
         check_ledger(run, steps=steps, groups_per_step=8)
         check_history(run, steps)
