@@ -10,7 +10,7 @@ from inflight_runtime.actor import Answer, Messages, Reward, SingleTurnEnvironme
 
 
 class SlowLetters(SingleTurnEnvironment):
-    """Every `slow_every`-th problem's attempts end `delay_s` seconds late; with `switch` only while there is that file."""
+    """Every `slow_every`-th problem is `delay_s` seconds late; with `switch` only while there is that file."""
 
     def __init__(self, slow_every: int, delay_s: float, switch: str = "") -> None:
         self.slow_every = slow_every
