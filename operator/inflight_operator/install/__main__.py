@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from inflight_operator.install import CHART, DIRECTORY, render_chart, render_files
 from inflight_operator.install.chart import README, with_table
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write every file; one that is not made any more is left, and a test names it."""
-    argparse.ArgumentParser(prog="python -m inflight_operator.install", description=__doc__).parse_args()
+    argparse.ArgumentParser(prog="python -m inflight_operator.install", description=__doc__).parse_args(arguments)
     for path, text in render_files().items():
         _write(DIRECTORY / path, text)
     for path, text in render_chart().items():

@@ -62,7 +62,7 @@ def test_the_command_writes_the_chart_and_the_table_of_its_readme(
     monkeypatch.chdir(tmp_path)
     CHART.mkdir(parents=True)
     (CHART / README).write_text(f"before\n{TABLE_BEGINS}old\n{TABLE_ENDS}after\n")
-    assert main() == 0
+    assert main([]) == 0
     written = {path: (CHART / path).read_text() for path in files()}
     assert written == files()
     readme = (CHART / README).read_text()

@@ -61,7 +61,7 @@ def test_the_committed_files_are_what_the_code_gives() -> None:
 
 def test_the_command_writes_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main() == 0
+    assert main([]) == 0
     written = {path.relative_to(DIRECTORY): (tmp_path / path).read_text() for path in Path(DIRECTORY).rglob("*.yaml")}
     assert written == render_files()
 
