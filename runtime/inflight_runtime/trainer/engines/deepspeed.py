@@ -2,8 +2,8 @@
 
 Weights are float32 on every stage; with ``dtype: bfloat16`` the model computes under autocast, as under ``single``.
 DeepSpeed averages gradients over ranks and the contract wants their sum, so the loss is multiplied by their number.
-``trainer.pt`` is that of ``single``, each moment in the shape of its parameter: a checkpoint goes on with another number
-of ranks, on another stage and under ``single``. Nothing is compiled: the collectives and AdamW are torch's.
+``trainer.pt`` is that of ``single``, each moment in the shape of its parameter: a checkpoint goes on with another
+number of ranks, on another stage and under ``single``. Nothing is compiled: the collectives and AdamW are torch's.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class DeepSpeedEngine(SingleEngine):
 
     def init(self, config: TrainerConfig, resume: Path | None, step: int) -> EngineInfo:
         """See the contract."""
+        os.environ.setdefault("DS_ACCELERATOR", config.device)  # before transformers imports deepspeed
         self._owns_group = not dist.is_initialized()
         device = _join_group(config.device)
         # Whole, on the host and with the single engine's checks at first: what is split afterwards is known to train.
@@ -116,12 +117,11 @@ class DeepSpeedEngine(SingleEngine):
     # --- parts --------------------------------------------------------------------------------------------------------
 
     def _wrap(self) -> None:
-        os.environ.setdefault("DS_ACCELERATOR", self.config.device)
         os.environ.setdefault("LOCAL_RANK", "0")
-        import deepspeed  # noqa: PLC0415  it takes seconds, and decides on its accelerator when it is imported
+        import deepspeed  # noqa: PLC0415  it takes seconds
         import deepspeed.ops  # noqa: PLC0415
 
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # "an untested optimizer": torch's AdamW
         # It would compile an all-reduce through shared memory, which takes a C++ compiler and 20 s.
         deepspeed.ops.__compatible_ops__ = {}
         deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
@@ -133,10 +133,12 @@ class DeepSpeedEngine(SingleEngine):
             config=self._settings(),
         )
         self.head = head
-        # From the start, since moments are loaded into them, and DeepSpeed looks for them after the first step.
+        # Made here as AdamW makes them in its first step: moments are loaded into them, and a first step may be held.
         for partition in self._partitions():
             zeros = {name: torch.zeros_like(partition) for name in MOMENTS}
             self.optimizer.state[partition] = {"step": torch.zeros((), device=partition.device)} | zeros
+        if self.config.zero_stage != WHOLE_MODEL_SPLIT:
+            self.wrapped.optimizer._lazy_init_hp_params_optimizer_state()  # else it would do so after that step
 
     def _settings(self) -> dict[str, Any]:
         """DeepSpeed's configuration. The sizes of batches only feed its statistics."""
@@ -185,7 +187,7 @@ class DeepSpeedEngine(SingleEngine):
         if self.config.zero_stage != WHOLE_MODEL_SPLIT:
             yield from self.model.named_parameters()
             return
-        from deepspeed.zero import GatheredParameters  # noqa: PLC0415
+        from deepspeed.runtime.zero import GatheredParameters  # noqa: PLC0415
 
         for bucket in _buckets(self.model.named_parameters()):
             with GatheredParameters([parameter for _, parameter in bucket]):
@@ -202,7 +204,8 @@ class DeepSpeedEngine(SingleEngine):
             for moment in MOMENTS:
                 whole = safe_get_full_optimizer_state(parameters[name], moment)
                 if keep:
-                    moments.setdefault(index, {"step": step})[moment] = whole.to("cpu", copy=True)
+                    # A clone: AdamW counts the steps of each parameter, in place.
+                    moments.setdefault(index, {"step": step.clone()})[moment] = whole.to("cpu", copy=True)
         return moments
 
     def _load_moments(self, moments: dict[int, dict[str, Tensor]]) -> None:
@@ -220,6 +223,12 @@ class DeepSpeedEngine(SingleEngine):
             parameter: Any = parameters[name]
             for moment in MOMENTS:
                 value = moments[index][moment]
+                shape = getattr(parameter, "ds_shape", parameter.shape)
+                if value.shape != shape:
+                    raise EngineError(
+                        f"the optimizer state of {name} has shape {list(value.shape)}, the parameter {list(shape)}: "
+                        "trainer.pt and model of the checkpoint do not belong together"
+                    )
                 if self.config.zero_stage == WHOLE_MODEL_SPLIT:
                     size = parameter.ds_tensor.numel()
                     start = size * dist.get_rank()
@@ -269,9 +278,7 @@ class _Head(nn.Module):
         self.bias = head.bias
         self._compute = compute
 
-    def forward(
-        self, hidden: Tensor, token_sources: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    def forward(self, hidden: Tensor, token_sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         return self._compute(self._logits, hidden, token_sources, targets)
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -312,7 +319,7 @@ def _join_group(device: str) -> torch.device:
         return place
     try:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         else:
             dist.init_process_group(backend, timeout=timedelta(seconds=COLLECTIVE_DEADLINE_S))
     except (ValueError, RuntimeError) as error:
