@@ -271,8 +271,8 @@ NOT_IN_THE_SET: Final = [
     Bad(
         "spec: {trainer: {engine: fsdp2}}",
         "spec.trainer.engine",
-        "write single",
-        'Unsupported value: "fsdp2": supported values: "single"',
+        "must be single or deepspeed",
+        'Unsupported value: "fsdp2": supported values: "single", "deepspeed"',
     ),
     Bad(
         "spec: {trainer: {precision: bfloat16}}",
