@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,10 +206,8 @@ def test_steps_are_those_of_the_single_engine(
     expected: dict[str, Result],
     name: str,
     reference: str,
-    record_property: Callable[[str, object], None],
 ) -> None:
     numbers, norms = differences(results[name], expected[reference])
-    record_property("differences", f"loss and gradient {numbers:.1e}, tensor norms {norms:.1e}")
     assert numbers <= 1e-5
     assert norms <= (1e-5 if name.endswith("sgd") else 2e-4)
 
