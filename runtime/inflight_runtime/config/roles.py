@@ -213,7 +213,7 @@ class TrainerConfig(RoleModel):
     coordinator_url: str
     token_file: Path
     model: ModelFiles
-    engine: Literal["single"] = "single"
+    engine: Literal["single", "fsdp2"] = "single"
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1
     steps: int
