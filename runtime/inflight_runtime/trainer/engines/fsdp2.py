@@ -14,10 +14,11 @@ from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -119,7 +120,7 @@ class Fsdp2Engine(SingleEngine):
             except Exception as error:  # the others are on their way into the next collective: go there first
                 failure = error
         try:
-            dcp.save(self._optimizer_state(), checkpoint_id=directory / "optimizer")
+            save_sharded(self._optimizer_state(), checkpoint_id=directory / "optimizer")
         except CheckpointException as error:
             raise RuntimeError(f"the optimizer's state cannot be written: {_reasons(error)}") from error
         if failure is not None:
@@ -185,7 +186,7 @@ class Fsdp2Engine(SingleEngine):
                 "giving the checkpoint's model directory as the job's model"
             )
         try:
-            dcp.load(self._optimizer_state(), checkpoint_id=resume / "optimizer")  # into the state's own tensors
+            load_sharded(self._optimizer_state(), checkpoint_id=resume / "optimizer")  # into the state's own tensors
         except CheckpointException as error:
             raise EngineError(f"{resume / 'optimizer'} cannot be loaded: {_reasons(error)}") from error
 
