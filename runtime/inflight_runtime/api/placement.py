@@ -202,7 +202,8 @@ class TrainerSpec(PodRole):
     """The trainer."""
 
     engine: TrainerEngine = "single"
-    """`single`: one process that holds the whole model."""
+    """`single`: one process that holds the whole model. `fsdp2`: the model, its gradients and the optimizer's state are
+    sharded over nodes x processesPerNode ranks (PyTorch's fully_shard)."""
     nodes: int = Field(default=1, ge=1, le=1000)
     """Machines. The `single` engine runs on one."""
     processes_per_node: int = Field(default=1, ge=1, le=64)

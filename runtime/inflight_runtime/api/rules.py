@@ -150,7 +150,7 @@ def _trainer(spec: RLTrainingSpec) -> Iterator[Problem]:
                 f"spec.trainer.{name}",
                 show(value),
                 "the engine single is one process that holds the whole model",
-                "set it to 1; engines that shard the model come with a later release",
+                "set it to 1, or use engine: fsdp2",
             )
 
 
