@@ -27,7 +27,7 @@ from inflight_runtime.trainer.packing import MicroBatch, attention_cost, plan_ra
 from inflight_runtime.trainer.ranks import Team, forward_backward
 from support.trainer_fakes import random_group, step_batch
 
-SGD_RATE = 0.05
+SGD_RATE = 0.3
 
 
 @dataclass(frozen=True)
