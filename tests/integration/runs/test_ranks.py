@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.runs import LocalRun, check_ledger, local_run, sort_letters_job
+from support.runs import LocalRun, check_ledger, local_run, sort_letters_job, started
 
 GROUPS = 4
 RANK_DEADLINE_S = 60.0
@@ -70,3 +70,25 @@ def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(engine: str, letters_m
         assert len(resumed) == 2, log
         assert "begins at step 0 " not in resumed[1], "the steps before the signal are lost"
         check_ledger(run, steps=steps, groups_per_step=GROUPS)
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on_from_there(
+    engine: str, letters_model: Path, tmp_path: Path
+) -> None:
+    steps = 30
+    job = ranks_job(letters_model, engine, steps)
+    job["spec"]["checkpoint"]["everySteps"] = 0
+    with local_run(job, tmp_path) as run:
+        run.wait_for_step(4)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait(120) == 130, run.logs()
+        stopped = len(run.metrics())
+        assert 4 <= stopped < steps
+        assert (run.directory / "checkpoints" / f"step-{stopped:08d}").is_dir(), run.logs()
+        assert not run.pids("trainer")
+    with started(run.directory, tmp_path / "resumed.txt", "run", "--resume", str(run.directory)) as again:
+        again.succeed(300)
+        assert [(record["epoch"], record["step"]) for record in again.metrics()] == [
+            (1 if step <= stopped else 2, step) for step in range(1, steps + 1)
+        ]
+        check_ledger(again, steps=steps, groups_per_step=GROUPS)
