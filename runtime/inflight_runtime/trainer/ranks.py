@@ -141,7 +141,7 @@ class Team:
             self.tell("end", code=code)
             self._farewell()
         except RuntimeError as error:
-            logger.warning("not every rank could be told of the end: %s", error)
+            logger.warning("not every rank could be told of the end: %s", str(error).partition(". ")[0])
 
     # --- the others ---------------------------------------------------------------------------------------------------
 
