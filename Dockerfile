@@ -2,7 +2,7 @@
 #
 #   docker build --target operator -t inflight-operator:0.1.0 .
 #   docker build --target runtime -t inflight-runtime:0.1.0 .
-#   docker build --target runtime --build-arg DEVICE=cuda -t inflight-runtime:0.1.0-cuda .
+#   docker build --target runtime --build-arg DEVICE=cuda -t inflight-runtime:0.1.0 .
 #
 # Everything of ours is one virtual environment, /opt/inflight. What is heavy is a layer of its own below the project's
 # code: a change of code makes a new layer of 4 MB. A file that is only needed to build goes in the step that needed it.

@@ -289,8 +289,8 @@ def _in_cluster(begin: "Callable[[], Coroutine[Any, Any, int]]") -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "inflight_runtime"):
             raise
-        words = f"the Python package {package} is not installed here; for jobs in a cluster: pip install"
-        refuse(ModuleNotFoundError(f"{words} 'inflight[cluster]'"))
+        words = f"the Python package {package} is not installed here; for jobs in a cluster install this"
+        refuse(ModuleNotFoundError(f"{words} project with its extra: pip install '.[cluster]'"))
     try:
         return asyncio.run(begin())
     except ClusterError as error:

@@ -32,7 +32,7 @@ from inflight_runtime.cluster.connection import ClusterError, Resource
 from inflight_runtime.cluster.status import show_status
 from inflight_runtime.target import Cluster as Target
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 PODS = [
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
@@ -153,7 +153,7 @@ async def test_a_job_that_fails_and_one_that_is_deleted_end_the_watch(jobs: Jobs
 async def test_a_link_that_is_cut_without_a_word_is_noticed_and_what_was_missed_is_shown(
     jobs: Jobs, viewer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "CALL_DEADLINE_S", 0.5)
+    monkeypatch.setattr(connection, "CALL_DEADLINE_S", 2.0)
     monkeypatch.setattr(watching, "WATCH_S", 1)
     jobs.create(job("far"))
     document, output = read(viewer), io.StringIO()
@@ -174,7 +174,7 @@ async def test_a_link_that_is_cut_without_a_word_is_noticed_and_what_was_missed_
         await said("does not answer: ")
         link.mend()
         assert await asyncio.wait_for(watch, DEADLINE_S) == 0
-    assert output.getvalue().splitlines()[2:] == ["the API server answers again", "Succeeded"]
+    assert output.getvalue().splitlines()[-2:] == ["the API server answers again", "Succeeded"]
 
 
 def test_what_stands_in_the_way_is_told_in_words(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from inflight_operator.install.chart import README, with_table
 
 def main() -> int:
     """Write every file; one that is not made any more is left, and a test names it."""
+    argparse.ArgumentParser(prog="python -m inflight_operator.install", description=__doc__).parse_args()
     for path, text in render_files().items():
         _write(DIRECTORY / path, text)
     for path, text in render_chart().items():

@@ -9,6 +9,7 @@ from inflight_runtime.actor.environments import (
     HfDatasetProblems,
     JsonlProblems,
     Messages,
+    PromptTooLongError,
     Reward,
     SingleTurnEnvironment,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "HfDatasetProblems",
     "JsonlProblems",
     "Messages",
+    "PromptTooLongError",
     "Reward",
     "SingleTurnEnvironment",
     "load_environment",

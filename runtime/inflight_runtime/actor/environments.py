@@ -30,6 +30,25 @@ class RewardError(ValueError):
     """An environment returned something that is no reward."""
 
 
+class PromptTooLongError(ValueError):
+    """A prompt leaves no room for an answer.
+
+    Attributes:
+        tokens: its length.
+        max_length: the model's longest sequence, prompt and answer together.
+        first: it is the attempt's first prompt, so the problem as such does not fit.
+    """
+
+    def __init__(self, tokens: int, max_length: int, *, first: bool) -> None:
+        what = "the prompt" if first else "the conversation"
+        super().__init__(
+            f"{what} has {tokens} tokens and the longest sequence is {max_length}, prompt and answer together"
+        )
+        self.tokens = tokens
+        self.max_length = max_length
+        self.first = first
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
     """How good one attempt was.

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from inflight_runtime.actor.blocking import BlockingPool
-from inflight_runtime.actor.environments import Environment, dataset_sizes
+from inflight_runtime.actor.environments import Environment, PromptTooLongError, dataset_sizes
 from inflight_runtime.actor.metrics import ActorMetrics, serve_health
 from inflight_runtime.actor.rollout import GroupPlayer
 from inflight_runtime.actor.router import MembersSource, Router
-from inflight_runtime.actor.shim import PromptTooLongError
 from inflight_runtime.actor.tokenizer import TextCodec
 from inflight_runtime.config.roles import ActorConfig
 from inflight_runtime.coordinator.client import CoordinatorError, CoordinatorUnavailableError, FencedError

@@ -12,11 +12,11 @@ import numpy as np
 
 from inflight_runtime.actor.blocking import BlockingBatcher, BlockingPool
 from inflight_runtime.actor.coalesce import Coalescer, Generator
-from inflight_runtime.actor.environments import Environment, Messages, Problem, Reward, RewardError
+from inflight_runtime.actor.environments import Environment, Messages, Problem, PromptTooLongError, Reward, RewardError
 from inflight_runtime.actor.loading import describe_error
 from inflight_runtime.actor.metrics import ActorMetrics
 from inflight_runtime.actor.router import GenerationError, GenerationRefusedError, Route
-from inflight_runtime.actor.shim import GroupContext, PromptTooLongError, RolloutClient, SamplingRefusedError
+from inflight_runtime.actor.shim import GroupContext, RolloutClient, SamplingRefusedError
 from inflight_runtime.actor.tokenizer import TextCodec, TokenizerError
 from inflight_runtime.actor.tokens import Recorder, build_segments, shorten
 from inflight_runtime.config.roles import ActorConfig

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from inflight_runtime.actor.blocking import BlockingBatcher, BlockingTimeoutError
 from inflight_runtime.actor.coalesce import Coalescer, Parameters
-from inflight_runtime.actor.environments import Answer, Messages
+from inflight_runtime.actor.environments import Answer, Messages, PromptTooLongError
 from inflight_runtime.actor.tokenizer import TextCodec
 from inflight_runtime.actor.tokens import Recorder, Turn, sampling_seed
 from inflight_runtime.config.roles import Sampling
@@ -42,25 +42,6 @@ CACHED_PROMPTS: Final = 64
 
 class SamplingRefusedError(ValueError):
     """The environment asked for sampling that would make what is trained on wrong; the message says what to do."""
-
-
-class PromptTooLongError(ValueError):
-    """A prompt leaves no room for an answer.
-
-    Attributes:
-        tokens: its length.
-        max_length: the model's longest sequence, prompt and answer together.
-        first: it is the attempt's first prompt, so the problem as such does not fit.
-    """
-
-    def __init__(self, tokens: int, max_length: int, *, first: bool) -> None:
-        what = "the prompt" if first else "the conversation"
-        super().__init__(
-            f"{what} has {tokens} tokens and the longest sequence is {max_length}, prompt and answer together"
-        )
-        self.tokens = tokens
-        self.max_length = max_length
-        self.first = first
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,8 @@ class TrainerSpec(PodRole):
     """The trainer."""
 
     engine: TrainerEngine = "single"
-    """`single`: one process that holds the whole model. `deepspeed`: any number of ranks, which split what zeroStage
+    """`single`: one process that holds the whole model. `fsdp2`: the model, its gradients and the optimizer's state are
+    sharded over nodes x processesPerNode ranks (PyTorch's fully_shard). `deepspeed`: the ranks share what zeroStage
     says."""
     zero_stage: ZeroStage = 2
     """What the ranks of `deepspeed` split: 1 the optimizer's states, 2 gradients too, 3 weights too."""

@@ -213,7 +213,7 @@ class TrainerConfig(RoleModel):
     coordinator_url: str
     token_file: Path
     model: ModelFiles
-    engine: Literal["single", "deepspeed"] = "single"
+    engine: Literal["single", "fsdp2", "deepspeed"] = "single"
     zero_stage: Literal[1, 2, 3] = 2
     """Of engine ``deepspeed``: what is split over the ranks: 1 optimizer states, 2 gradients too, 3 weights too."""
     offload_optimizer: bool = False

@@ -67,7 +67,7 @@ def tell(what: str, cluster: Cluster, seconds: float) -> None:
     program = "kubectl" if shutil.which("kubectl") else str(cluster.kubectl.program)
     say(f"{what} up in {seconds:.1f} s (process {os.getpid()})")
     say(f"  export KUBECONFIG={cluster.kubeconfig}")
-    say(f"  {program} apply -f examples/sort-letters/job.yaml")
+    say(f"  {program} apply -k examples/sort-letters")
     say(f"  logs and audit log: {cluster.state}")
     if cluster.refused_crds:
         say(f"the API server refused crds/:\n{cluster.refused_crds}")

@@ -9,8 +9,9 @@ import pytest
 
 from inflight_runtime.actor.blocking import BlockingBatcher, BlockingPool
 from inflight_runtime.actor.coalesce import Coalescer
+from inflight_runtime.actor.environments import PromptTooLongError
 from inflight_runtime.actor.router import GenerationError, Route, Sampled
-from inflight_runtime.actor.shim import GroupContext, PromptTooLongError, RolloutClient, SamplingRefusedError
+from inflight_runtime.actor.shim import GroupContext, RolloutClient, SamplingRefusedError
 from inflight_runtime.actor.tokens import build_segments, sampling_seed
 from inflight_runtime.config.roles import Sampling
 from inflight_runtime.protocol import GenerateRequest

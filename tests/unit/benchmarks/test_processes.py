@@ -38,7 +38,9 @@ def test_roles_are_found_by_the_config_they_were_started_with(tmp_path: Path) ->
     configs = {name: tmp_path / "config" / f"{name}.json" for name in ("actor-0", "inference-0", "trainer")}
     for path in configs.values():
         path.write_text("{}")
-    code = "import sys; print(flush=True); sys.stdin.read()"
+    # Time is told in hundredths of a second.
+    work = "while time.process_time() < 0.05: pass"
+    code = f"import sys, time\n{work}\nprint(flush=True); sys.stdin.read()"
     plain = os.environ | {"INFLIGHT_INFERENCE_CONFIG": ""}
     starts = [  # as an actor, as a server that has become vLLM, and one that is no role of this run
         ([sys.executable, "-c", code, "--config", str(configs["actor-0"])], plain),

@@ -22,7 +22,7 @@ RUN_ELSEWHERE = {
     "make demo-smollm2": ".ci/run, in its short form",
     "make test": ".ci/run",
     "kubectl apply -f crds/ && kubectl apply -k manifests/": "tests/control_plane/test_install.py",
-    "kubectl apply -f job.yaml": "tests/control_plane/test_main_job.py",
+    "kubectl apply -k examples/sort-letters": "tests/control_plane/test_install.py, tests/cluster/test_sort_letters.py",
     ".venv/bin/inflight run examples/sort-letters/job.yaml": "make demo",
     ".venv/bin/inflight run --resume runs/latest": "tests/integration/runs/test_stop_and_resume.py",
     ".venv/bin/inflight samples --best -n 3": "tests/integration/runs/test_stop_and_resume.py",

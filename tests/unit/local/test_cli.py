@@ -412,8 +412,8 @@ main()
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert output.returncode == 2
     assert output.stderr == (
-        "inflight: the Python package kubernetes is not installed here; for jobs in a cluster: "
-        "pip install 'inflight[cluster]'\n"
+        "inflight: the Python package kubernetes is not installed here; for jobs in a cluster install this "
+        "project with its extra: pip install '.[cluster]'\n"
     )
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 ENGINES: Final = {
     "deepspeed": "inflight_runtime.trainer.engines.deepspeed:DeepSpeedEngine",
+    "fsdp2": "inflight_runtime.trainer.engines.fsdp2:Fsdp2Engine",
     "single": "inflight_runtime.trainer.engines.single:SingleEngine",
 }
 """``module:Class`` of each engine, imported only when it is used."""

@@ -49,7 +49,7 @@ class SingleEngine:
         self.model = _load_model(config, config.model.path if resume is None else str(resume / "model"))
         self.model.to(self.device)
         self.parameters = list(self.model.parameters())
-        self.optimizer = _make_optimizer(self.model, config)
+        self.optimizer = make_optimizer(self.model, config)
         if resume is not None:
             self._load_state(resume / "trainer.pt")
         head = self.model.get_output_embeddings()
@@ -221,7 +221,7 @@ def _load_model(config: TrainerConfig, path: str) -> Any:
     return model.eval()
 
 
-def _make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
     """AdamW; biases and norm scales (one-dimensional) are not decayed, as is usual."""
     settings = config.optimizer
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
