@@ -15,7 +15,7 @@ from support.runs import LocalRun, check_ledger, local_run, sort_letters_job, st
 
 GROUPS = 4
 RANK_DEADLINE_S = 60.0
-pytestmark = [pytest.mark.timeout(900), pytest.mark.parametrize("engine", ["fsdp2"])]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])]
 
 
 def ranks_job(model: Path, engine: str, steps: int) -> dict[str, Any]:
