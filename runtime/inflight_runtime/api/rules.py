@@ -150,7 +150,7 @@ def _trainer(spec: RLTrainingSpec) -> Iterator[Problem]:
                 f"spec.trainer.{name}",
                 show(value),
                 "the engine single is one process that holds the whole model",
-                "set it to 1, or use engine: fsdp2 or deepspeed",
+                "set it to 1, or use fsdp2 or deepspeed",
             )
     if trainer.engine != "deepspeed":
         for name, value, usual in (
