@@ -229,7 +229,7 @@ def _roles() -> list[Rule]:
         Rule(
             "spec.trainer",
             f"self.engine != 'single' || self.{name} == 1",
-            "the engine single is one process that holds the whole model; set it to 1",
+            "the engine single is one process that holds the whole model; set it to 1, or use fsdp2 or deepspeed",
             f"self.{name}",
             f".{name}",
         )

@@ -269,10 +269,10 @@ NOT_IN_THE_SET: Final = [
         'Unsupported value: "sglang": supported values: "vllm", "reference"',
     ),
     Bad(
-        "spec: {trainer: {engine: fsdp2}}",
+        "spec: {trainer: {engine: fsdp}}",
         "spec.trainer.engine",
-        "write single",
-        'Unsupported value: "fsdp2": supported values: "single"',
+        "did you mean fsdp2?",
+        'Unsupported value: "fsdp": supported values: "single", "fsdp2", "deepspeed"',
     ),
     Bad(
         "spec: {trainer: {precision: bfloat16}}",

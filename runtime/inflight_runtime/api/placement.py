@@ -18,6 +18,7 @@ from .enums import (
     TrainerEngine,
     TrainerPrecision,
     Transport,
+    ZeroStage,
 )
 from .overlay import without_nulls
 
@@ -202,7 +203,13 @@ class TrainerSpec(PodRole):
     """The trainer."""
 
     engine: TrainerEngine = "single"
-    """`single`: one process that holds the whole model."""
+    """`single`: one process that holds the whole model. `fsdp2`: the model, its gradients and the optimizer's state are
+    sharded over nodes x processesPerNode ranks (PyTorch's fully_shard). `deepspeed`: the ranks share what zeroStage
+    says."""
+    zero_stage: ZeroStage = 2
+    """What the ranks of `deepspeed` split: 1 the optimizer's states, 2 gradients too, 3 weights too."""
+    offload_optimizer: bool = False
+    """Whether the optimizer of `deepspeed` runs on the CPU and keeps its states in host memory."""
     nodes: int = Field(default=1, ge=1, le=1000)
     """Machines. The `single` engine runs on one."""
     processes_per_node: int = Field(default=1, ge=1, le=64)

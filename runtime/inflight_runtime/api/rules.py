@@ -150,8 +150,20 @@ def _trainer(spec: RLTrainingSpec) -> Iterator[Problem]:
                 f"spec.trainer.{name}",
                 show(value),
                 "the engine single is one process that holds the whole model",
-                "set it to 1; engines that shard the model come with a later release",
+                "set it to 1, or use fsdp2 or deepspeed",
             )
+    if trainer.engine != "deepspeed":
+        for name, value, usual in (
+            ("zeroStage", trainer.zero_stage, 2),
+            ("offloadOptimizer", trainer.offload_optimizer, False),
+        ):
+            if value != usual:
+                yield Problem(
+                    f"spec.trainer.{name}",
+                    show(value),
+                    f"the engine {trainer.engine} has no such option",
+                    "remove it, or set spec.trainer.engine to deepspeed",
+                )
 
 
 def _reference(spec: RLTrainingSpec) -> Iterator[Problem]:

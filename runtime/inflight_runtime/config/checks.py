@@ -96,6 +96,15 @@ def check_runs_locally(job: RLTrainingJob) -> list[Problem]:
     problems: list[Problem] = []
     if job.spec.suspend:
         problems.append(Problem("spec.suspend", "true", "a suspended job does not run", "remove it or set it to false"))
+    if (nodes := job.spec.trainer.nodes) > 1:
+        problems.append(
+            Problem(
+                "spec.trainer.nodes",
+                str(nodes),
+                "a local run has one machine",
+                "set it to 1, and spec.trainer.processesPerNode to the number of ranks",
+            )
+        )
     if job.spec.model.volume is not None:
         problems.append(
             Problem(

@@ -395,6 +395,8 @@ def _trainer(job: RLTrainingJob, addresses: Addresses) -> roles.TrainerConfig:
         token_file=addresses.token_file,
         model=model,
         engine=trainer.engine,
+        zero_stage=trainer.zero_stage,
+        offload_optimizer=trainer.offload_optimizer,
         device=addresses.trainer_device or addresses.device,
         threads=addresses.trainer_threads,
         steps=algorithm.steps,

@@ -213,7 +213,11 @@ class TrainerConfig(RoleModel):
     coordinator_url: str
     token_file: Path
     model: ModelFiles
-    engine: Literal["single"] = "single"
+    engine: Literal["single", "fsdp2", "deepspeed"] = "single"
+    zero_stage: Literal[1, 2, 3] = 2
+    """Of engine ``deepspeed``: what is split over the ranks: 1 optimizer states, 2 gradients too, 3 weights too."""
+    offload_optimizer: bool = False
+    """Of engine ``deepspeed``: float32 weights and moments of the optimizer stay in host memory, which steps there."""
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1
     steps: int

@@ -21,6 +21,8 @@ COORDINATOR_READY_S: Final = 60.0
 ACTOR_READY_S: Final = 120.0
 CHECKPOINT_GRACE_S: Final = 120.0
 """What a trainer may take for its last checkpoint."""
+RANKS_GRACE_S: Final = CHECKPOINT_GRACE_S - 10.0
+"""What torchrun leaves its ranks of that."""
 GRACE_S: Final = 10.0
 
 
@@ -80,17 +82,30 @@ class Launcher:
         return [self._actor(config) for config in self._rendered.actors]
 
     def trainer(self) -> RoleSpec:
-        """The trainer: one rank, with the environment that torchrun would give it.
+        """The trainer: torchrun, or for one rank plain Python with the environment that torchrun would give it.
 
         torchrun itself would import torch a second time, which costs seconds and 0.3 GB for a single rank.
         """
+        ranks = self._job.spec.trainer.processes_per_node
         environment = role_environment(os.environ, self._machine.threads)
-        environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(self._ports.take())}
+        if ranks == 1:
+            environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+            environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(self._ports.take())}
+        else:
+            environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = f"{RANKS_GRACE_S:.0f}"
+
+        def command() -> list[str]:
+            plain = self._command("trainer", "trainer")
+            if ranks == 1:
+                return plain
+            meeting = ["--master-addr", LOOPBACK, "--master-port", str(self._ports.take())]
+            launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *meeting]
+            return [plain[0], *launcher, *plain[1:]]
+
         return RoleSpec(
             name="trainer",
             kind="trainer",
-            command=lambda: self._command("trainer", "trainer"),
+            command=command,
             log=self._directory.log("trainer"),
             environment=environment,
             restarts=self._job.spec.trainer.max_restarts,

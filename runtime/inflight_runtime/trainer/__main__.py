@@ -23,9 +23,10 @@ from inflight_runtime.coordinator.client import (
 )
 from inflight_runtime.trainer.batching import BatchError
 from inflight_runtime.trainer.checkpoint import CheckpointError
-from inflight_runtime.trainer.contract import EngineError
+from inflight_runtime.trainer.contract import EngineError, TrainerEngine
 from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.loop import ConfigMismatchError, NonFiniteError, Trainer
+from inflight_runtime.trainer.ranks import Team, follow
 from inflight_runtime.trainer.remote import NoBatchError, Remote
 from inflight_runtime.trainer.signals import StopRequest
 from inflight_runtime.weights.errors import StaleEpochError
@@ -57,6 +58,23 @@ def main() -> int:
 
     stop = StopRequest()
     stop.install()
+    try:
+        team = Team.join(config.device, world)
+        if team.rank:
+            return follow(config, engine, team, stop)
+    except EngineError as error:
+        logger.error("cannot train: %s", error)
+        return EXIT_BAD_INPUT
+    except Exception:
+        logger.exception("this rank ends on an unexpected error")
+        return EXIT_FAILED
+    code = _lead(config, engine, team, stop, token)
+    team.end(code)
+    return code
+
+
+def _lead(config: TrainerConfig, engine: TrainerEngine, team: Team, stop: StopRequest, token: str) -> int:
+    """Run rank 0; returns the exit code."""
     background = BackgroundLoop("trainer-network")
     client = CoordinatorClient(config.coordinator_url, token)
     trainer = Trainer(
@@ -65,6 +83,7 @@ def main() -> int:
         Remote(background, client),
         lambda epoch, log: Publisher(client, epoch=epoch, token=token, config=config.weight_sync, log=log),
         stop,
+        team=team,
     )
     try:
         trainer.run()

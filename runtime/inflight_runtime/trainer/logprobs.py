@@ -121,4 +121,4 @@ def _entropy(logits: Tensor, normalizer: Tensor) -> Tensor:
 
 def _stride(tokens: int, vocab_size: int) -> int:
     wanted = max(ENTROPY_TOKENS, ENTROPY_ELEMENTS // vocab_size)
-    return -(-tokens // wanted)
+    return max(1, -(-tokens // wanted))  # a micro-batch may have no tokens

@@ -15,9 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import torch
-from torch import Tensor
-
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.coordinator.client import CoordinatorUnavailableError
 from inflight_runtime.garbage import spare_loaded_objects
@@ -31,9 +28,10 @@ from inflight_runtime.trainer.checkpoint import (
     read_checkpoint,
 )
 from inflight_runtime.trainer.contract import EngineInfo, StepStats, TrainerEngine
-from inflight_runtime.trainer.losses import LossSums, policy_loss
+from inflight_runtime.trainer.losses import LossSums
 from inflight_runtime.trainer.metrics import RunLog, Stopwatch, batch_metrics, rollout_lines
-from inflight_runtime.trainer.packing import MicroBatch, attention_cost, plan_step
+from inflight_runtime.trainer.packing import MicroBatch, attention_cost, plan_ranks
+from inflight_runtime.trainer.ranks import LeadingEngine, Team, forward_backward
 from inflight_runtime.trainer.remote import CALL_DEADLINE_S, Remote, WeightPublisher
 from inflight_runtime.trainer.signals import StopRequest
 from inflight_runtime.types import Version
@@ -73,9 +71,12 @@ class Trainer:
         remote: Remote,
         make_publisher: PublisherFactory,
         stop: StopRequest,
+        *,
+        team: Team | None = None,
     ) -> None:
         self.config = config
-        self.engine = engine
+        self.team = team or Team()
+        self.engine = engine if self.team.size == 1 else LeadingEngine(engine, self.team)
         self.remote = remote
         self.stop = stop
         self.step = 0
@@ -146,7 +147,7 @@ class Trainer:
     def train_step(self, step: int) -> bool:
         """Do step ``step``; false when a signal came before its batch did."""
         watch = Stopwatch()
-        batch = self.remote.wait_for_batch(step, lambda: self.stop.requested)
+        batch = self.remote.wait_for_batch(step, lambda: self.team.stopping(self.stop))
         if batch is None:
             return False
         if step < self.config.steps:
@@ -155,9 +156,11 @@ class Trainer:
 
         check_batch(batch, step, self.config, self.info.vocab_size)
         data = build_step(batch, self.config)
-        micro_batches = plan_step(data.sequences, self.config.micro_batch_tokens, attention_cost(self.info.hidden_size))
+        cost = attention_cost(self.info.hidden_size)
+        plan = plan_ranks(data.sequences, self.config.micro_batch_tokens, cost, self.team.size)
+        micro_batches = [batch for part in plan for batch in part]
         watch.lap("prepare_seconds")
-        sums = self.forward_backward(micro_batches)
+        sums = self.forward_backward(plan)
         watch.lap("forward_backward_seconds")
         finite = math.isfinite(sums.loss)
         stats = self.engine.optimizer_step(skip=not (micro_batches and finite))
@@ -182,28 +185,10 @@ class Trainer:
             self._save_or_go_on()
         return True
 
-    def forward_backward(self, micro_batches: list[MicroBatch]) -> LossSums:
-        """Add up the gradients of a step; returns its sums over tokens."""
-        total: Tensor | None = None
-        for index, batch in enumerate(micro_batches):
-            stats = self.engine.forward(batch)
-            device = stats.logprobs.device
-
-            def there(array: object, device: torch.device = device) -> Tensor:
-                return torch.as_tensor(array, device=device)
-
-            loss, sums = policy_loss(
-                stats.logprobs,
-                there(batch.old_logprobs),
-                there(batch.advantages),
-                there(batch.weights),
-                self.config.loss,
-                entropy=stats.entropy,
-                entropy_sample=stats.entropy_sample,
-            )
-            self.engine.backward(loss, last=index == len(micro_batches) - 1)
-            total = sums if total is None else total + sums
-        return LossSums() if total is None else LossSums.of(total)
+    def forward_backward(self, plan: list[list[MicroBatch]]) -> LossSums:
+        """Add up the gradients of a step over the ranks' micro-batches; returns its sums over tokens."""
+        total = forward_backward(self.engine, self.team.hand_out(plan), self.config.loss)
+        return LossSums() if total is None else LossSums.of(self.team.sum(total))
 
     def publish(self) -> None:
         """Copy the weights and hand them to the publisher; sending goes on beside."""

@@ -92,6 +92,30 @@ def plan_step(
     return batches
 
 
+def plan_ranks(
+    groups: Sequence[Sequence[TrainSequence]], token_budget: int, attention_cost: float, ranks: int
+) -> list[list[MicroBatch]]:
+    """Arrange a step's sequences for several ranks.
+
+    Returns:
+        For each rank the same number of micro-batches, weightless ones where there are not enough. The i-th ones of all
+        ranks are of similar length, since ranks wait for each other in each.
+    """
+    batches = plan_step(groups, token_budget, attention_cost)
+    if 0 < len(batches) < ranks:  # some would idle
+        fair = -(-sum(batch.tokens_computed for batch in batches) // ranks)
+        batches = plan_step(groups, fair, attention_cost)
+    batches += [weightless_micro_batch()] * (-len(batches) % ranks)
+    return [batches[rank::ranks] for rank in range(ranks)]
+
+
+def weightless_micro_batch() -> MicroBatch:
+    """One token that predicts something and none that is trained: its loss and its gradient are zero."""
+    one = np.zeros((1, 1), dtype=np.int64)
+    none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+    return MicroBatch(one, one, one + 1, one[0], none, none, nothing, nothing, nothing)
+
+
 def attention_cost(hidden_size: int) -> float:
     """``b`` in the cost ``L + b L^2`` of a row.
 

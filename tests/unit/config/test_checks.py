@@ -81,6 +81,7 @@ def test_several_problems_are_found_at_once(job_dir: Path) -> None:
     ("sections", "field", "words"),
     [
         ({"suspend": True}, "spec.suspend", "a suspended job does not run"),
+        ({"trainer": {"engine": "fsdp2", "nodes": 2}}, "spec.trainer.nodes", "a local run has one machine"),
         ({"model": {"source": None, "volume": {"claimName": "m"}}}, "spec.model.volume", "in a cluster only"),
         ({"inference": {"replicas": 0}}, "spec.inference.replicas", "set it to 1 or more"),
         ({"actors": {"replicas": 0}}, "spec.actors.replicas", "set it to 1 or more"),

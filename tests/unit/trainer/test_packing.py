@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_runtime.trainer.batching import TrainSequence
-from inflight_runtime.trainer.packing import MicroBatch, attention_cost, plan_step
+from inflight_runtime.trainer.packing import MicroBatch, attention_cost, plan_ranks, plan_step
 
 
 def sequence(ids: list[int], sampled: list[int], tag: float) -> TrainSequence:
@@ -139,3 +139,23 @@ def test_without_sharing_every_sequence_has_a_row() -> None:
 
 def test_no_groups_make_no_micro_batches() -> None:
     assert plan_step([], 64, 0.0) == []
+
+
+@EXAMPLES
+@given(groups(), BUDGET, COST, st.integers(1, 5))
+def test_ranks_get_every_token_once_and_equally_many_micro_batches(
+    plan_groups: list[list[TrainSequence]], budget: int, cost: float, ranks: int
+) -> None:
+    plan = plan_ranks(plan_groups, budget, cost, ranks)
+    assert len(plan) == ranks
+    assert len({len(batches) for batches in plan}) == 1
+    expected = Counter(float(value) for group in plan_groups for s in group for value in s.old_logprobs)
+    found = Counter(value for part in plan for batch in part for value in batch.old_logprobs.tolist())
+    assert found == expected
+    assert all(batch.tokens_computed > 0 for part in plan for batch in part)
+
+
+def test_a_step_that_fits_one_micro_batch_is_split_over_the_ranks() -> None:
+    work = [[sequence([1, 2, 3, index], [3], float(index))] for index in range(8)]
+    assert len(plan_step(work, 10_000, 0.0)) == 1
+    assert [[len(batch.targets) for batch in part] for part in plan_ranks(work, 10_000, 0.0, 2)] == [[4], [4]]

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from inflight_runtime.trainer.contract import TrainerEngine
 
-ENGINES: Final = {"single": "inflight_runtime.trainer.engines.single:SingleEngine"}
+ENGINES: Final = {
+    "deepspeed": "inflight_runtime.trainer.engines.deepspeed:DeepSpeedEngine",
+    "fsdp2": "inflight_runtime.trainer.engines.fsdp2:Fsdp2Engine",
+    "single": "inflight_runtime.trainer.engines.single:SingleEngine",
+}
 """``module:Class`` of each engine, imported only when it is used."""
 
 

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.batching import TrainSequence
 from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats, TokenStats
-from inflight_runtime.trainer.logprobs import next_token_stats, scaled_logits
+from inflight_runtime.trainer.logprobs import Head, next_token_stats, scaled_logits
 from inflight_runtime.trainer.packing import MicroBatch, plan_step
 from inflight_runtime.trainer.schedule import learning_rate
 from inflight_runtime.weights.names import checkpoint_tensors
@@ -49,7 +49,7 @@ class SingleEngine:
         self.model = _load_model(config, config.model.path if resume is None else str(resume / "model"))
         self.model.to(self.device)
         self.parameters = list(self.model.parameters())
-        self.optimizer = _make_optimizer(self.model, config)
+        self.optimizer = make_optimizer(self.model, config)
         if resume is not None:
             self._load_state(resume / "trainer.pt")
         head = self.model.get_output_embeddings()
@@ -80,16 +80,9 @@ class SingleEngine:
                 use_cache=False,
             ).last_hidden_state
             hidden = states.reshape(-1, states.shape[-1]).index_select(0, self._tensor(batch.sources))
-            logprobs, entropy, sample = next_token_stats(
-                hidden,
-                self.model.get_output_embeddings(),
-                self.vocab_size,
-                self._tensor(batch.token_sources),
-                self._tensor(batch.targets),
-                temperature=self.config.temperature,
-                bonus=self.config.loss.entropy_bonus != 0.0,
-            )
-        return TokenStats(logprobs, entropy, sample)
+            head = self.model.get_output_embeddings()
+            stats = self._token_stats(head, hidden, self._tensor(batch.token_sources), self._tensor(batch.targets))
+        return TokenStats(*stats)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """See the contract."""
@@ -118,12 +111,20 @@ class SingleEngine:
 
     def save(self, directory: Path) -> None:
         """See the contract."""
+        tensors = {name: tensor.contiguous() for name, tensor in self.export_weights()}
+        self._write(directory, tensors, self.optimizer.state_dict()["state"])
+
+    def close(self) -> None:
+        """See the contract."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _write(self, directory: Path, tensors: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
+        """Write a checkpoint; ``moments`` is AdamW's state, each parameter's under its number in the optimizer."""
         # Not save_pretrained: it imports every distributed library that is installed, which takes seconds.
         model = directory / "model"
         self.model.config.save_pretrained(model)
         if self.model.can_generate():
             self.model.generation_config.save_pretrained(model)
-        tensors = {name: tensor.contiguous() for name, tensor in self.export_weights()}
         file = model / "model.safetensors"
         save_file(tensors, file, metadata={"format": "pt"})
         file.chmod((model / "config.json").stat().st_mode)  # safetensors makes it the owner's alone
@@ -133,15 +134,24 @@ class SingleEngine:
         state = {
             "format": STATE_FORMAT,
             "step": self.step,
-            "optimizer": self.optimizer.state_dict()["state"],
+            "optimizer": moments,
             "parameters": self._parameter_names(),
             "rng": rng,
         }
         torch.save(state, directory / "trainer.pt")
 
-    def close(self) -> None:
-        """See the contract."""
-        self.optimizer.zero_grad(set_to_none=True)
+    def _token_stats(
+        self, head: Head, hidden: Tensor, token_sources: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        return next_token_stats(
+            hidden,
+            head,
+            self.vocab_size,
+            token_sources,
+            targets,
+            temperature=self.config.temperature,
+            bonus=self.config.loss.entropy_bonus != 0.0,
+        )
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
@@ -158,11 +168,14 @@ class SingleEngine:
                 f"{path} is not of this model or of format {STATE_FORMAT}: its optimizer state cannot be used; "
                 "start from the weights alone by giving the checkpoint's model directory as the job's model"
             )
-        # The config's hyperparameters win over those that were saved.
-        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state["optimizer"]})
+        self._load_moments(state["optimizer"])
         torch.set_rng_state(state["rng"]["cpu"])
         if self.device.type == "cuda" and "cuda" in state["rng"]:
             torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
+
+    def _load_moments(self, moments: dict[int, dict[str, Tensor]]) -> None:
+        # The config's hyperparameters win over those that were saved.
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
 
     def _check_shared_prefixes(self) -> None:
         """Compare a shared-prefix row with plain sequences: a model that ignores the mask would train on nonsense."""
@@ -208,7 +221,7 @@ def _load_model(config: TrainerConfig, path: str) -> Any:
     return model.eval()
 
 
-def _make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
     """AdamW; biases and norm scales (one-dimensional) are not decayed, as is usual."""
     settings = config.optimizer
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,0 +1,213 @@
+"""Any number of ranks: the model, its gradients and AdamW's state are sharded over all of them (FSDP2, fully_shard).
+
+Master weights are float32. With ``dtype: bfloat16`` the blocks compute in it and gradients are reduced in float32. A
+checkpoint has the weights in HF format and the optimizer's state by parameter name in torch's distributed format, so it
+can be loaded on another number of ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from inflight_runtime.config.roles import TrainerConfig
+from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats, TokenStats
+from inflight_runtime.trainer.engines.single import SingleEngine, make_optimizer
+from inflight_runtime.trainer.packing import MicroBatch
+from inflight_runtime.trainer.ranks import join_group
+from inflight_runtime.trainer.schedule import learning_rate
+from inflight_runtime.weights.names import checkpoint_tensors
+
+logger = logging.getLogger(__name__)
+
+STATE_FORMAT: Final = "fsdp2-1"
+"""Layout of ``trainer.pt`` and ``optimizer/``."""
+MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+BUCKET_BYTES: Final = 256 * 1024 * 1024
+"""Gathered weights that are held at once in an export, on each rank."""
+
+
+class Fsdp2Engine(SingleEngine):
+    """Implements :class:`~inflight_runtime.trainer.contract.TrainerEngine`; all its methods are collectives."""
+
+    policy: FSDPModule | None = None
+
+    def init(self, config: TrainerConfig, resume: Path | None, step: int) -> EngineInfo:
+        """See the contract."""
+        self._owns_group = not dist.is_initialized()
+        join_group(config.device)
+        # Whole, on the CPU and with the single engine's checks at first: what is sharded afterwards is known to train.
+        model = config.model if resume is None else config.model.model_copy(update={"path": str(resume / "model")})
+        info = super().init(config.model_copy(update={"device": "cpu", "model": model}), None, step)
+        self.config = config
+        self.device = torch.device(config.device)
+        self.autocast = False  # the mixed-precision policy does it
+        self.policy = self._shard(config)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = make_optimizer(self.model, config)
+        if resume is not None:
+            self._load_optimizer(resume)
+        return info
+
+    def forward(self, batch: MicroBatch) -> TokenStats:
+        """See the contract."""
+        if self.policy is None:
+            return super().forward(batch)  # the checks before sharding
+        return TokenStats(*cast("nn.Module", self.policy)(batch))
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """See the contract."""
+        # Reduced after every micro-batch: gradients that wait would need the memory of the whole model.
+        del last
+        (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]  # FSDP2 averages over ranks
+
+    def optimizer_step(self, *, skip: bool = False) -> StepStats:
+        """See the contract."""
+        self.step += 1
+        rate = learning_rate(self.config.optimizer, self.step, self.config.steps)
+        limit = self.config.optimizer.grad_clip_norm
+        total = nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
+        norm = float(_whole(total))
+        applied = not skip and norm - norm == 0.0  # finite
+        if applied:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepStats(grad_norm=norm, learning_rate=rate, applied=applied)
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See the contract."""
+        tied = bool(self.model.config.get_text_config().tie_word_embeddings)
+        bucket: list[tuple[str, Tensor]] = []
+        held = 0
+        for name, parameter in checkpoint_tensors(self.model.named_parameters(), tied=tied):
+            # Whole buckets are gathered before any of it is used: no collective runs beside what the caller does.
+            bucket.append((name, _whole(parameter.detach())))
+            held += bucket[-1][1].nbytes
+            if held >= BUCKET_BYTES:
+                yield from bucket
+                bucket, held = [], 0
+        yield from bucket
+
+    def save(self, directory: Path) -> None:
+        """See the contract; beside it ``directory/optimizer``, to which each rank writes its part.
+
+        Raises:
+            RuntimeError: a rank could not write.
+        """
+        failure: Exception | None = None
+        tensors = {}
+        for name, tensor in self.export_weights():
+            if dist.get_rank() == 0:
+                tensors[name] = tensor.cpu().contiguous()
+        if dist.get_rank() == 0:
+            try:
+                self._write_model(directory, tensors)
+            except Exception as error:  # the others are on their way into the next collective: go there first
+                failure = error
+        try:
+            save_sharded(self._optimizer_state(), checkpoint_id=directory / "optimizer")
+        except CheckpointException as error:
+            raise RuntimeError(f"the optimizer's state cannot be written: {_reasons(error)}") from error
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """See the contract."""
+        super().close()
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _shard(self, config: TrainerConfig) -> FSDPModule:
+        names = set(self.model._no_split_modules or ())
+        blocks = [module for module in self.model.modules() if type(module).__name__ in names]
+        if not blocks:
+            raise EngineError(
+                f"model {config.model.path} ({type(self.model).__name__}) does not say which of its modules are "
+                "blocks (_no_split_modules), so it cannot be sharded; use the engine 'single'"
+            )
+        half = config.model.dtype == "bfloat16"
+        settings: dict[str, Any] = {
+            "mesh": init_device_mesh(config.device, (dist.get_world_size(),)),
+            "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy(),
+        }
+        for block in blocks:
+            fully_shard(block, **settings)
+        return fully_shard(_Policy(self.model, super().forward), **settings)
+
+    def _write_model(self, directory: Path, tensors: dict[str, Tensor]) -> None:
+        model = directory / "model"
+        self.model.config.save_pretrained(model)
+        if self.model.can_generate():
+            self.model.generation_config.save_pretrained(model)
+        file = model / "model.safetensors"
+        save_file(tensors, file, metadata={"format": "pt"})
+        file.chmod((model / "config.json").stat().st_mode)  # safetensors makes it the owner's alone
+        # No state of a random number generator: nothing here draws from one.
+        state = {"format": STATE_FORMAT, "step": self.step, "parameters": self._parameter_names()}
+        torch.save(state, directory / "trainer.pt")
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """``{"<parameter>.<what>": tensor}``, sharded as the parameters are; zeros before the first step."""
+        found: dict[str, Any] = {}
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self.optimizer.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=self.device)
+                    state |= {moment: torch.zeros_like(parameter) for moment in MOMENTS}
+                found |= {f"{names[id(parameter)]}.{key}": state[key] for key in ("step", *MOMENTS)}
+        return found
+
+    def _load_optimizer(self, resume: Path) -> None:
+        path = resume / "trainer.pt"
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if state.get("format") != STATE_FORMAT:
+            logger.warning("%s is another engine's: the weights are taken, the optimizer begins afresh", path)
+            return
+        if state["parameters"] != self._parameter_names():
+            raise EngineError(
+                f"{path} is not of this model: its optimizer state cannot be used; start from the weights alone by "
+                "giving the checkpoint's model directory as the job's model"
+            )
+        try:
+            load_sharded(self._optimizer_state(), checkpoint_id=resume / "optimizer")  # into the state's own tensors
+        except CheckpointException as error:
+            raise EngineError(f"{resume / 'optimizer'} cannot be loaded: {_reasons(error)}") from error
+
+
+class _Policy(nn.Module):
+    """The root that FSDP2 sees: whatever computes with parameters happens inside its ``forward``."""
+
+    def __init__(self, model: nn.Module, compute: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._compute = compute
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None, Tensor]:
+        stats = self._compute(batch)
+        # A tuple, whose tensors FSDP2 finds: it hangs its backward hooks on them.
+        return stats.logprobs, stats.entropy, stats.entropy_sample
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _reasons(error: CheckpointException) -> str:
+    return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in sorted(error.failures.items()))

@@ -1,0 +1,190 @@
+"""Engines of several ranks against the single one: the same losses, gradients, weights and checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from inflight_runtime.config.roles import OptimizerConfig, TrainerConfig
+from inflight_runtime.trainer.engines import make_engine
+from inflight_runtime.trainer.ranks import Team
+from support.engine_worker import Task, run_task, write_plan
+from support.tiny_models import make_tiny_model
+from support.trainer_fakes import trainer_config
+from support.trainer_side import load_hf
+
+DEADLINE_S = 240.0
+EXACT = 1e-5
+ADAMW = 2e-4
+"""AdamW divides by the root of a small number, so rounding grows."""
+Arch = Literal["qwen2", "llama"]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.parametrize("engine", ["fsdp2"])]
+
+
+@dataclass
+class Bench:
+    """A tiny model, and runs of engines on it."""
+
+    directory: Path
+    model: Path
+    config: TrainerConfig
+
+    def task(self, name: str, **fields: Any) -> Task:
+        return Task(name, self.config.model_dump_json(), **fields)
+
+    def single(self, *tasks: Task) -> None:
+        """Run in this process."""
+        for task in tasks:
+            engine = make_engine("single")
+            run_task(task, engine, Team(), self.directory)
+            engine.close()
+
+    def ranks(self, engine: str, ranks: int, *tasks: Task) -> None:
+        """Run under torchrun."""
+        code, output = self._torchrun(engine, ranks, *tasks)
+        assert code == 0, output
+
+    def fail(self, engine: str, task: Task) -> str:
+        """Run under torchrun on 2 ranks what must not succeed; returns what was printed."""
+        code, output = self._torchrun(engine, 2, task)
+        assert code == 1, output
+        return output
+
+    def _torchrun(self, engine: str, ranks: int, *tasks: Task) -> tuple[int, str]:
+        """Exit code and output; nothing of it is left afterwards."""
+        plan = self.directory / "plan.json"
+        write_plan(plan, engine, list(tasks))
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        process = subprocess.Popen(
+            [sys.executable, *launcher, "-m", "support.engine_worker", str(plan)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        try:
+            output, _ = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)  # torchrun ends its ranks, which have sessions of their own
+            output, _ = process.communicate(timeout=60)
+            raise AssertionError(f"not done in {DEADLINE_S:g} s\n{output}") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode, output
+
+    def record(self, name: str) -> dict[str, list[float]]:
+        return json.loads((self.directory / f"{name}.json").read_text())
+
+    def weights(self, name: str) -> dict[str, Tensor]:
+        return load_file(self.directory / f"{name}.safetensors")
+
+    def agree(self, one: str, other: str, tolerance: float) -> None:
+        """Losses and gradient norms of two runs, and the norms of their tensors."""
+        first, second = self.record(one), self.record(other)
+        assert first["tokens"] == second["tokens"]
+        for what in ("loss", "grad_norm"):
+            assert second[what] == pytest.approx(first[what], rel=EXACT, abs=EXACT)
+        mine, theirs = self.weights(one), self.weights(other)
+        assert sorted(mine) == sorted(theirs)
+        for name, tensor in mine.items():
+            assert float(theirs[name].norm()) == pytest.approx(float(tensor.norm()), rel=tolerance, abs=tolerance), name
+
+
+def bench(tmp_path: Path, arch: Arch) -> Bench:
+    model = make_tiny_model(tmp_path / "model", arch, tied=arch == "qwen2", initializer_range=0.1)
+    config = trainer_config(
+        tmp_path,
+        model,
+        groups_per_step=3,
+        max_staleness=10,
+        max_tokens=30,
+        micro_batch_tokens=128,
+        optimizer=OptimizerConfig(learning_rate=1e-3, grad_clip_norm=1.0),
+    )
+    return Bench(tmp_path, model, config)
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+def test_two_ranks_train_as_one(engine: str, arch: Arch, tmp_path: Path) -> None:
+    here = bench(tmp_path, arch)
+    here.single(here.task("single-sgd", sgd=True), here.task("single-adamw"))
+    saved = tmp_path / "saved"
+    here.ranks(engine, 2, here.task("sgd", sgd=True), here.task("adamw", save=str(saved)))
+    assert any(count % 2 for count in here.record("sgd")["micro_batches"]), "no rank was short of a micro-batch"
+    assert min(here.record("sgd")["grad_norm"]) > 1.0, "nothing was clipped"
+    here.agree("single-sgd", "sgd", EXACT)
+    here.agree("single-adamw", "adamw", ADAMW)
+
+    exported = here.weights("adamw")
+    loaded = load_hf(saved / "model")
+    tied = arch == "qwen2"
+    assert ("lm_head.weight" in exported) is not tied
+    plain = load_hf(here.model)
+    missing, unexpected = plain.load_state_dict(exported, strict=False)
+    assert not unexpected
+    assert missing == (["lm_head.weight"] if tied else [])
+    ids = torch.arange(20)[None] * 7
+    with torch.no_grad():
+        assert torch.equal(plain(ids).logits, loaded(ids).logits)
+
+
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(engine: str, tmp_path: Path) -> None:
+    here = bench(tmp_path, "qwen2")
+    two, one = tmp_path / "two", tmp_path / "one"
+    here.single(here.task("whole", last=7))
+    here.ranks(engine, 2, here.task("begin", last=3, save=str(two)))
+    later = {"first": 4, "last": 7, "resume": str(two)}
+    here.ranks(engine, 1, here.task("on-one", **later), here.task("middle", **later | {"last": 5}, save=str(one)))
+    here.ranks(engine, 2, here.task("on-two", **later), here.task("back-on-two", first=6, last=7, resume=str(one)))
+    whole = here.record("whole")
+    for name, first in (("on-one", 4), ("on-two", 4), ("back-on-two", 6)):
+        for what in ("loss", "grad_norm"):
+            assert here.record(name)[what] == pytest.approx(whole[what][first - 1 :], rel=ADAMW, abs=ADAMW), name
+        for tensor_name, tensor in here.weights("whole").items():
+            norm = float(here.weights(name)[tensor_name].norm())
+            assert norm == pytest.approx(float(tensor.norm()), rel=ADAMW, abs=ADAMW), (name, tensor_name)
+
+
+def test_the_weights_of_another_engine_are_taken_without_its_optimizer(engine: str, tmp_path: Path) -> None:
+    here = bench(tmp_path, "llama")
+    saved = tmp_path / "saved"
+    here.single(here.task("begin", last=2, save=str(saved)), here.task("whole", last=3))
+    here.ranks(engine, 2, here.task("later", first=3, last=3, resume=str(saved)))
+    assert here.record("later")["loss"] == pytest.approx(here.record("whole")["loss"][2:], rel=EXACT, abs=EXACT)
+
+
+def test_what_cannot_be_loaded_or_written_is_said_on_every_rank(engine: str, tmp_path: Path) -> None:
+    here = bench(tmp_path, "qwen2")
+    saved = tmp_path / "saved"
+    here.ranks(engine, 2, here.task("begin", last=1, save=str(saved)))
+    later = {"first": 2, "last": 2, "resume": str(saved)}
+
+    blocked = tmp_path / "blocked"
+    (blocked / "model").mkdir(parents=True)
+    (blocked / "model" / "model.safetensors").mkdir()  # what only rank 0 writes
+    output = here.fail(engine, here.task("blocked", **later, save=str(blocked)))
+    assert "RankError: rank 0: " in output
+
+    (part, *_) = sorted((saved / "optimizer").glob("*.distcp"))
+    whole = part.read_bytes()
+    part.write_bytes(whole[: len(whole) // 2])
+    assert f"EngineError: {saved}/optimizer cannot be loaded" in here.fail(engine, here.task("cut", **later))
+    part.write_bytes(whole)
+
+    state = torch.load(saved / "trainer.pt", weights_only=True)
+    torch.save(state | {"parameters": state["parameters"][1:]}, saved / "trainer.pt")
+    assert f"EngineError: {saved}/trainer.pt is not of this model" in here.fail(engine, here.task("other", **later))
