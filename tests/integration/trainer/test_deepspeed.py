@@ -83,7 +83,7 @@ def ranks(requests: Sequence[dict[str, Any]], directory: Path, count: int = 2) -
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         try:
             code = process.wait(DEADLINE_S)
