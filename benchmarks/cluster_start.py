@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from machine_facts import environment_facts
+from machine_facts import environment_facts, tell
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -137,10 +137,7 @@ def main() -> int:
         "median": {name: round(median(run[name] for run in runs), 1) for name in runs[0]},
         "starts": runs,
     }
-    text = json.dumps(result, indent=2)
-    if options.output is not None:
-        options.output.write_text(text + "\n")
-    print(text)
+    tell(result, options.output)
     return 0
 
 

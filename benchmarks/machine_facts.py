@@ -1,8 +1,9 @@
-"""What a measurement was made on."""
+"""What a measurement was made on, and how its result is told."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -24,6 +25,14 @@ def environment_facts() -> dict[str, Any]:
         "commit": git_commit(Path(__file__).resolve().parent),
         "load_average": [round(value, 2) for value in os.getloadavg()],
     }
+
+
+def tell(result: dict[str, Any], output: Path | None) -> None:
+    """Print a result as one JSON object, and write it to ``output`` as well."""
+    text = json.dumps(result, indent=2)
+    if output is not None:
+        output.write_text(text + "\n")
+    print(text)
 
 
 def usable_cores() -> int:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import Target, spread
-from machine_facts import environment_facts
+from machine_facts import environment_facts, tell
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -454,10 +454,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     result = {"environment": facts, "seconds": round(time.monotonic() - began, 1), **measured}
-    text = json.dumps(result, indent=2)
-    if options.output is not None:
-        options.output.write_text(text + "\n")
-    print(text)
+    tell(result, options.output)
     return 0
 
 

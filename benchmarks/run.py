@@ -7,7 +7,6 @@ fails ends the benchmark with exit code 1. Progress goes to standard error.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from figures import (
 )
 from jobs import common_overrides, example_job, long_tailed_job, slow_overrides
 from local_runs import STEADY_AFTER, BenchRun, RunFailedError, Window, bench_run
-from machine_facts import environment_facts, usable_cores
+from machine_facts import environment_facts, tell, usable_cores
 from streams import Stream, StreamFailedError, record_streams
 
 ASYNC, SYNC = 4, 0
@@ -354,10 +353,7 @@ def main() -> int:
         "steps_left_out": STEADY_AFTER,
         **measured,
     }
-    text = json.dumps(result, indent=2)
-    if options.output is not None:
-        options.output.write_text(text + "\n")
-    print(text)
+    tell(result, options.output)
     return 0
 
 
