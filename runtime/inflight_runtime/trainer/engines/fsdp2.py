@@ -14,7 +14,6 @@ from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
@@ -24,11 +23,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from inflight_runtime.config.roles import TrainerConfig
-from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats, TokenStats
+from inflight_runtime.trainer.contract import EngineError, EngineInfo, TokenStats
 from inflight_runtime.trainer.engines.single import SingleEngine, make_optimizer
 from inflight_runtime.trainer.packing import MicroBatch
 from inflight_runtime.trainer.ranks import join_group
-from inflight_runtime.trainer.schedule import learning_rate
 from inflight_runtime.weights.names import checkpoint_tensors
 
 logger = logging.getLogger(__name__)
@@ -74,21 +72,6 @@ class Fsdp2Engine(SingleEngine):
         del last
         (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]  # FSDP2 averages over ranks
 
-    def optimizer_step(self, *, skip: bool = False) -> StepStats:
-        """See the contract."""
-        self.step += 1
-        rate = learning_rate(self.config.optimizer, self.step, self.config.steps)
-        limit = self.config.optimizer.grad_clip_norm
-        total = nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
-        norm = float(_whole(total))
-        applied = not skip and norm - norm == 0.0  # finite
-        if applied:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return StepStats(grad_norm=norm, learning_rate=rate, applied=applied)
-
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See the contract."""
         tied = bool(self.model.config.get_text_config().tie_word_embeddings)
@@ -116,7 +99,7 @@ class Fsdp2Engine(SingleEngine):
                 tensors[name] = tensor.cpu().contiguous()
         if dist.get_rank() == 0:
             try:
-                self._write_model(directory, tensors)
+                self._write_whole(directory, tensors)
             except Exception as error:  # the others are on their way into the next collective: go there first
                 failure = error
         try:
@@ -149,14 +132,12 @@ class Fsdp2Engine(SingleEngine):
             fully_shard(block, **settings)
         return fully_shard(_Policy(self.model, super().forward), **settings)
 
-    def _write_model(self, directory: Path, tensors: dict[str, Tensor]) -> None:
-        model = directory / "model"
-        self.model.config.save_pretrained(model)
-        if self.model.can_generate():
-            self.model.generation_config.save_pretrained(model)
-        file = model / "model.safetensors"
-        save_file(tensors, file, metadata={"format": "pt"})
-        file.chmod((model / "config.json").stat().st_mode)  # safetensors makes it the owner's alone
+    def _clip_gradients(self) -> Tensor:
+        return _whole(super()._clip_gradients())
+
+    def _write_whole(self, directory: Path, tensors: dict[str, Tensor]) -> None:
+        """What rank 0 alone writes."""
+        self._write_model(directory, tensors)
         # No state of a random number generator: nothing here draws from one.
         state = {"format": STATE_FORMAT, "step": self.step, "parameters": self._parameter_names()}
         torch.save(state, directory / "trainer.pt")

@@ -93,8 +93,7 @@ class SingleEngine:
         """See the contract."""
         self.step += 1
         rate = learning_rate(self.config.optimizer, self.step, self.config.steps)
-        limit = self.config.optimizer.grad_clip_norm
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit))
+        norm = float(self._clip_gradients())
         applied = not skip and norm - norm == 0.0  # finite
         if applied:
             for group in self.optimizer.param_groups:
@@ -118,8 +117,13 @@ class SingleEngine:
         """See the contract."""
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _write(self, directory: Path, tensors: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
-        """Write a checkpoint; ``moments`` is AdamW's state, each parameter's under its number in the optimizer."""
+    def _clip_gradients(self) -> Tensor:
+        """Clip the gradients to the configured norm; returns the norm before that."""
+        limit = self.config.optimizer.grad_clip_norm
+        return nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
+
+    def _write_model(self, directory: Path, tensors: dict[str, Tensor]) -> None:
+        """Write ``directory/model`` in HF format, without the tokenizer."""
         # Not save_pretrained: it imports every distributed library that is installed, which takes seconds.
         model = directory / "model"
         self.model.config.save_pretrained(model)
@@ -128,6 +132,10 @@ class SingleEngine:
         file = model / "model.safetensors"
         save_file(tensors, file, metadata={"format": "pt"})
         file.chmod((model / "config.json").stat().st_mode)  # safetensors makes it the owner's alone
+
+    def _write(self, directory: Path, tensors: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
+        """Write a checkpoint; ``moments`` is AdamW's state, each parameter's under its number in the optimizer."""
+        self._write_model(directory, tensors)
         rng = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
