@@ -157,8 +157,10 @@ def bench_run(name: str, job: Path, scratch: Path, overrides: Sequence[str]) -> 
     for override in overrides:
         command += ["--set", override]
     with printed.open("wb") as sink:
+        # Not a session of its own: this process is a client whose tokens are timed, and Linux shares the cores out
+        # among sessions first (autogroup).
         process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            command, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, process_group=0
         )
     try:
         yield BenchRun(name, directory, process, printed)

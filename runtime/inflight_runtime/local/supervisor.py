@@ -1,8 +1,10 @@
 """Keeps the processes of a run alive and ends them: start, readiness, restarts with a bound, an orderly stop.
 
-Each role is a process group (and session) of its own with a log file. A guardian process ends them all if this process
-is killed; see :mod:`.guardian`. What roles leave in their temporary directory (sockets, of killed ones too) goes with
-the run.
+Each role is a process group of its own with a log file. A guardian process ends them all if this process is killed; see
+:mod:`.guardian`. What roles leave in their temporary directory (sockets, of killed ones too) goes with the run.
+
+Not a session of its own: Linux schedules each session as a unit (autogroup), and a thread of a session that is busy on
+another core then waits for hundreds of milliseconds; weight updates and token streams stood still for as long.
 """
 
 from __future__ import annotations
@@ -250,7 +252,7 @@ class Supervisor:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**spec.environment, "TMPDIR": self._scratch},
-                start_new_session=True,
+                process_group=0,
             )
         status.pid = role.process.pid
         self._tell_guardian(f"+{role.process.pid}")
@@ -360,15 +362,15 @@ class Supervisor:
         role.status.pid = None
 
     def _strays(self) -> set[int]:
-        """Orphans of roles, which the kernel has given to us: in a session of their own and started after us."""
+        """Orphans of roles, which the kernel has given to us: in a group of their own and started after us."""
         known = {role.process.pid for role in self._roles.values() if role.process} | {self._guardian.pid}
         table = guardian.process_table()
         me = table.get(os.getpid())
         if me is None:
             return set()
         children = (entry for entry in table.values() if entry.parent == me.pid and entry.pid not in known)
-        ours = known | {me.session}
-        return {entry.pid for entry in children if entry.session not in ours and entry.start >= me.start}
+        ours = known | {me.group}
+        return {entry.pid for entry in children if entry.group not in ours and entry.start >= me.start}
 
     def _reap(self, pids: Iterable[int]) -> None:
         for pid in pids:

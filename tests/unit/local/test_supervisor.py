@@ -217,12 +217,15 @@ async def test_stop_kills_what_ignores_sigterm_together_with_its_children(stage:
     await until(lambda: not any(is_running(pid) for pid in pids), f"the end of {pids}")
 
 
-async def test_children_that_a_dead_role_leaves_behind_are_ended_before_it_is_started_again(stage: Stage) -> None:
-    body = """
+@pytest.mark.parametrize("apart", ["start_new_session=True", "process_group=0"])
+async def test_children_that_a_dead_role_leaves_behind_are_ended_before_it_is_started_again(
+    stage: Stage, apart: str
+) -> None:
+    body = f"""
         import subprocess, sys, time
         child = "import time; time.sleep(600)"
-        away = subprocess.Popen([sys.executable, "-S", "-c", child], start_new_session=True)
-        print(f"child {away.pid}.", flush=True)
+        away = subprocess.Popen([sys.executable, "-S", "-c", child], {apart})
+        print(f"child {{away.pid}}.", flush=True)
         time.sleep(600)
     """
     stage.supervisor.start(stage.role("trainer", body, kind="trainer", completes=True))
@@ -231,6 +234,15 @@ async def test_children_that_a_dead_role_leaves_behind_are_ended_before_it_is_st
     os.kill(stage.pid("trainer"), signal.SIGKILL)
     await until(lambda: len(re.findall(r"child \d+\.", stage.log("trainer"))) == 2)
     assert not is_running(orphan)
+
+
+async def test_roles_are_groups_of_one_session_so_that_they_are_scheduled_alike(stage: Stage) -> None:
+    for name in ("one", "other"):
+        stage.supervisor.start(stage.role(name, "import time; time.sleep(600)", kind="actor"))
+    await until(lambda: all(status.pid for status in stage.supervisor.status()))
+    pids = [status.pid for status in stage.supervisor.status() if status.pid]
+    await until(lambda: [os.getpgid(pid) for pid in pids] == pids)
+    assert {os.getsid(pid) for pid in pids} == {os.getsid(0)}
 
 
 async def test_kill_now_ends_a_stop_that_is_under_way(stage: Stage) -> None:
