@@ -22,8 +22,11 @@ BEFORE_THE_NODE = "test_node_end.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test has its own time limit, without its fixtures: the first may have to build, with deadlines of its own."""
-    items.sort(key=lambda item: item.path.name != BEFORE_THE_NODE)
+    """A test has its own time limit, without its fixtures: the first may have to build, with deadlines of its own.
+
+    What plays a job's pods itself runs before the operator is installed, which would make them, too.
+    """
+    items.sort(key=lambda item: (item.path.name != BEFORE_THE_NODE, "operator" in getattr(item, "fixturenames", ())))
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_DEADLINE_S, func_only=True))
