@@ -22,10 +22,10 @@ from inflight_runtime.coordinator.client import (
     FencedError,
 )
 from inflight_runtime.trainer.batching import BatchError
-from inflight_runtime.trainer.checkpoint import CheckpointError
 from inflight_runtime.trainer.contract import EngineError, TrainerEngine
 from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.loop import ConfigMismatchError, NonFiniteError, Trainer
+from inflight_runtime.trainer.manifest import CheckpointError
 from inflight_runtime.trainer.ranks import Team, follow
 from inflight_runtime.trainer.remote import NoBatchError, Remote
 from inflight_runtime.trainer.signals import StopRequest

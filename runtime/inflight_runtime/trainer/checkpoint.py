@@ -8,26 +8,29 @@ checkpoint that was cut off or damaged is recognised and passed over when a run 
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
 import logging
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from inflight_runtime.trainer.manifest import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointError,
+    DamagedError,
+    read_checkpoint,
+    write_manifest,
+)
 
 logger = logging.getLogger(__name__)
 
-FORMAT: Final = 1
-"""Layout of a checkpoint directory."""
-MANIFEST: Final = "runtime.json"
 LATEST: Final = "LATEST"
 PREFIX: Final = "step-"
 TEMPORARY: Final = ".writing-"
 REPLACED: Final = ".replaced-"
-_CHUNK: Final = 1 << 20
 _TOKENIZER_FILES: Final = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -38,19 +41,6 @@ _TOKENIZER_FILES: Final = (
     "spiece.model",
     "*.py",
 )
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written or used; the message names the place, the reason and what helps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A whole checkpoint on disk."""
-
-    path: Path
-    step: int
-    job: str
 
 
 class CheckpointStore:
@@ -80,125 +70,200 @@ class CheckpointStore:
         Raises:
             CheckpointError: it could not be written; the ones before it are untouched.
         """
-        name = f"{PREFIX}{step:08d}"
-        target, temporary = self.directory / name, self.directory / f"{TEMPORARY}{name}"
+        target = step_path(self.directory, step)
+        temporary, replaced = (target.with_name(prefix + target.name) for prefix in (TEMPORARY, REPLACED))
+        pointer = self.directory / f"{TEMPORARY}{LATEST}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(temporary, ignore_errors=True)
+            _remove(temporary)
             temporary.mkdir()
             write(temporary)
             if tokenizer is not None:
                 _copy_tokenizer(tokenizer, temporary / "model")
-            _write_manifest(temporary, step, self.job)
+            write_manifest(temporary, step, self.job)
             _sync_tree(temporary)
-            if target.exists():  # a damaged one that resuming has passed over, or one of a timeline rolled back
-                replaced = self.directory / f"{REPLACED}{name}"
-                shutil.rmtree(replaced, ignore_errors=True)
+            # While nothing has moved yet: afterwards a disk that is full now would leave LATEST behind.
+            pointer.write_text(target.name + "\n")
+            _sync_file(pointer)
+            if os.path.lexists(target):  # a damaged one that resuming has passed over, or one of a lost timeline
+                _remove(replaced)
                 target.rename(replaced)
             temporary.rename(target)
             _sync_directory(self.directory)
-            self._point_latest(name)
-        except Exception as error:  # safetensors has its own errors for a full disk
-            shutil.rmtree(temporary, ignore_errors=True)
-            kept = self.steps()
+        except Exception as error:  # safetensors and torch have their own errors for a full disk
+            problem = f"{_cause(error)} ({_free_space(self.directory)})"
+            _remove(temporary)
+            _remove(pointer)
+            if os.path.lexists(replaced) and not os.path.lexists(target):
+                replaced.rename(target)
+            kept = [other for other in self.whole_steps() if other != step]
             raise CheckpointError(
-                f"checkpoint of step {step} could not be written to {self.directory}: {error}. "
+                f"checkpoint of step {step} could not be written to {self.directory}: {problem}. "
                 + (f"The one of step {kept[-1]} is untouched." if kept else "There is none before it.")
                 + " Free some space there or lower checkpoint.keep."
             ) from error
         self._broken.discard(step)
+        try:
+            pointer.replace(self.directory / LATEST)
+            _sync_directory(self.directory)
+        except OSError as error:  # nothing that resumes reads it
+            logger.warning("%s names an older checkpoint than there is: %s", self.directory / LATEST, error)
         self._prune(step)
         return Checkpoint(target, step, self.job)
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are there, whole or not, ascending."""
-        if not self.directory.is_dir():
-            return []
-        names = (path.name.removeprefix(PREFIX) for path in self.directory.glob(f"{PREFIX}*"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        """Steps of the checkpoints that are there, whole or not, ascending.
+
+        Raises:
+            CheckpointError: the directory cannot be read.
+        """
+        return steps_in(self.directory)
 
     def whole_steps(self) -> list[int]:
         """Steps of the checkpoints that a resume may take, ascending."""
         return [step for step in self.steps() if step not in self._broken]
 
     def newest_whole(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; each one passed over gets a line in the log.
+        """The newest checkpoint that is whole; each one passed over gets a line in the log. ``None``: there is none.
 
         Raises:
-            CheckpointError: the checkpoints here are another job's.
+            CheckpointError: they are another job's, or none is whole, or somebody has to mend something first.
+            OSError: the disk does not answer.
         """
-        for leftover in (*self.directory.glob(f"{TEMPORARY}*"), *self.directory.glob(f"{REPLACED}*")):
-            shutil.rmtree(leftover, ignore_errors=True)
-        for step in reversed(self.steps()):
-            path = self.directory / f"{PREFIX}{step:08d}"
-            try:
-                found = read_checkpoint(path)
-            except CheckpointError as error:
-                logger.warning("checkpoint passed over: %s", error)
-                self._broken.add(step)
-                continue
-            if found.job != self.job:
-                raise CheckpointError(
-                    f"{path} is a checkpoint of job {found.job!r}, this is {self.job!r}: choose another checkpoint "
-                    "directory, or start from that checkpoint with resumeFrom"
-                )
-            return found
-        return None
-
-    def _point_latest(self, name: str) -> None:
-        temporary = self.directory / f"{TEMPORARY}{LATEST}"
-        temporary.write_text(name + "\n")
-        _sync_file(temporary)
-        temporary.replace(self.directory / LATEST)
-        _sync_directory(self.directory)
+        for name in _names(self.directory):
+            if name.startswith((TEMPORARY, REPLACED)):
+                _remove(self.directory / name)
+        found, damage = newest_whole_in(self.directory)
+        self._broken |= damage.keys()
+        if found is None:
+            if damage:
+                raise CheckpointError(_none_whole(self.directory, damage))
+            return None
+        if found.job != self.job:
+            raise CheckpointError(
+                f"{found.path} is a checkpoint of job {found.job!r}, this is {self.job!r}: choose another checkpoint "
+                "directory, or start from that checkpoint with resumeFrom"
+            )
+        return found
 
     def _prune(self, newest: int) -> None:
         """Keep the newest whole ones up to ``newest``; later ones are of a timeline that was rolled back."""
-        steps = self.steps()
         kept = [step for step in self.whole_steps() if step <= newest][-self.keep :]
-        for step in steps:
+        for step in self.steps():
             if step not in kept:
-                shutil.rmtree(self.directory / f"{PREFIX}{step:08d}", ignore_errors=True)
-        for replaced in self.directory.glob(f"{REPLACED}*"):
-            shutil.rmtree(replaced, ignore_errors=True)
+                path = step_path(self.directory, step)
+                # Renamed at once: a process that is killed meanwhile leaves no half of a checkpoint.
+                with contextlib.suppress(OSError):
+                    _remove(path.with_name(REPLACED + path.name))
+                    path.rename(path.with_name(REPLACED + path.name))
+        for name in _names(self.directory):
+            if name.startswith(REPLACED):
+                _remove(self.directory / name)
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Check that a checkpoint is whole: every file there, with the size and the SHA-256 that were written.
+def start_checkpoint(path: Path) -> Path:
+    """The checkpoint that ``resume_from`` names: itself, or the newest whole one in it.
 
     Raises:
-        CheckpointError: it is not, with the first thing that is wrong.
+        CheckpointError: there is no whole checkpoint, or somebody has to mend something first.
+        OSError: the disk does not answer.
     """
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        written, files = manifest["format"], dict(manifest["files"])
-        step, job = int(manifest["step"]), str(manifest["job"])
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: there is no {MANIFEST}, so this is no whole checkpoint") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: {MANIFEST} cannot be read: {error}") from error
-    if written != FORMAT:
-        raise CheckpointError(f"{path}: has format {written}, this version reads format {FORMAT}")
-    for name, entry in files.items():
+    if os.path.lexists(path / MANIFEST):
+        return read_checkpoint(path).path
+    found, damage = newest_whole_in(path)
+    if found is None:
+        raise CheckpointError(
+            f"checkpoint.resume_from {path}: "
+            + (_none_whole(path, damage) if damage else "there is no checkpoint; check the path")
+        )
+    return found.path
+
+
+def step_path(directory: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return directory / f"{PREFIX}{step:08d}"
+
+
+def steps_in(directory: Path) -> list[int]:
+    """Steps of a directory's checkpoints, whole or not, ascending.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    numbers = (name.removeprefix(PREFIX) for name in _names(directory) if name.startswith(PREFIX))
+    steps = (int(number) for number in numbers if number.isascii() and number.isdecimal())
+    return sorted(step for step in steps if os.path.lexists(step_path(directory, step)))
+
+
+def newest_whole_in(directory: Path) -> tuple[Checkpoint | None, dict[int, str]]:
+    """The newest whole checkpoint of a directory, and what is wrong with each newer one; those are logged, too.
+
+    Raises:
+        CheckpointError: somebody has to mend something before a checkpoint can be chosen.
+        OSError: the disk does not answer.
+    """
+    damage: dict[int, str] = {}
+    for step in reversed(steps_in(directory)):
         try:
-            size = (path / name).stat().st_size
-            if size != entry["bytes"]:
-                raise CheckpointError(f"{path}: {name} has {size} bytes of {entry['bytes']}; it was cut off or changed")
-            if _sha256(path / name) != entry["sha256"]:
-                raise CheckpointError(f"{path}: {name} is damaged (its SHA-256 is another one)")
-        except (OSError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path}: {name} cannot be read: {error}") from error
-    return Checkpoint(path, step, job)
+            found = read_checkpoint(step_path(directory, step))
+        except DamagedError as error:
+            logger.warning("checkpoint passed over: %s", error)
+            damage[step] = str(error)
+            continue
+        if found.step != step:
+            raise CheckpointError(f"{found.path} is the checkpoint of step {found.step}: give it its own name again")
+        if damage:
+            logger.warning(
+                "going on from step %d; what was passed over will be removed when the next checkpoint is written", step
+            )
+        return found, damage
+    return None, damage
 
 
-def _write_manifest(directory: Path, step: int, job: str) -> None:
-    files: dict[str, dict[str, Any]] = {
-        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-    body = {"format": FORMAT, "job": job, "step": step, "files": files}
-    (directory / MANIFEST).write_text(json.dumps(body, indent=1) + "\n")
+def _none_whole(directory: Path, damage: dict[int, str]) -> str:
+    return (
+        f"none of the {len(damage)} checkpoints in {directory} is whole, and nothing is begun anew in their place: "
+        + "; ".join(damage.values())
+        + ". Put a whole one back, or start a new job in another directory; a model/ that is whole will do as its model"
+    )
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except (PermissionError, NotADirectoryError) as error:
+        raise CheckpointError(
+            f"checkpoint directory {directory} cannot be read: {error.strerror}. Give this process the right to it, or "
+            "choose another one"
+        ) from error
+
+
+def _remove(path: Path) -> None:
+    """Remove whatever is there, as far as that is possible; a link alone, not what it points to."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _cause(error: BaseException) -> str:
+    """What the system said, if it said something: libraries wrap it into lines of C++."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError):
+            return str(link)
+        link = link.__cause__ or link.__context__
+    return str(error).partition("\n")[0] or repr(error)
+
+
+def _free_space(directory: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(directory).free / 2**20:.1f} MiB are free there"
+    except OSError as error:
+        return f"its free space cannot be told: {error}"
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:
@@ -207,14 +272,6 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
         for path in sorted(source.glob(pattern)):
             if path.is_file() and not (target / path.name).exists():
                 shutil.copyfile(path, target / path.name)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _sync_tree(directory: Path) -> None:

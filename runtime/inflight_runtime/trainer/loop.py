@@ -19,16 +19,10 @@ from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.coordinator.client import CoordinatorUnavailableError
 from inflight_runtime.garbage import spare_loaded_objects
 from inflight_runtime.trainer.batching import StepData, build_step, check_batch
-from inflight_runtime.trainer.checkpoint import (
-    MANIFEST,
-    PREFIX,
-    Checkpoint,
-    CheckpointError,
-    CheckpointStore,
-    read_checkpoint,
-)
+from inflight_runtime.trainer.checkpoint import CheckpointStore, start_checkpoint
 from inflight_runtime.trainer.contract import EngineInfo, StepStats, TrainerEngine
 from inflight_runtime.trainer.losses import LossSums
+from inflight_runtime.trainer.manifest import Checkpoint, CheckpointError
 from inflight_runtime.trainer.metrics import RunLog, Stopwatch, batch_metrics, rollout_lines
 from inflight_runtime.trainer.packing import MicroBatch, attention_cost, plan_ranks
 from inflight_runtime.trainer.ranks import LeadingEngine, Team, forward_backward
@@ -173,7 +167,8 @@ class Trainer:
         metrics = self._step_metrics(data, micro_batches, sums, stats, watch)
         if step == self.config.steps:
             self.save()  # before the commit that ends the run
-        self.remote.commit(step, metrics)
+        # JSON has no NaN: a step that went wrong is reported by what can be told of it.
+        self.remote.commit(step, {name: value for name, value in metrics.items() if math.isfinite(value)})
         self.log.step(data, metrics)
         self._metrics = metrics
         self._check_finite(data, finite and (stats.applied or not micro_batches))
@@ -273,10 +268,14 @@ class Trainer:
         if self._skipped < MAX_SKIPPED_STEPS:
             return
         path = self.config.log_dir / f"not-finite-step-{data.step}.jsonl"
-        write_samples(path, data)
+        try:
+            write_samples(path, data)
+            where = f"its samples are in {path}"
+        except OSError as error:  # the reason must not be lost with them
+            where = f"its samples could not be written: {error}"
         reason = (
-            f"loss or gradient was not finite in {self._skipped} steps in a row, up to step {data.step}; its samples "
-            f"are in {path}. Lower the learning rate, or look at their rewards and logprobs"
+            f"loss or gradient was not finite in {self._skipped} steps in a row, up to step {data.step}; {where}. "
+            "Lower the learning rate, or look at their rewards and logprobs"
         )
         self.remote.fail(reason)
         raise NonFiniteError(reason)
@@ -307,25 +306,6 @@ class Trainer:
             metrics["wait_seconds"],
             metrics["tokens_per_second"],
         )
-
-
-def start_checkpoint(path: Path) -> Path:
-    """The checkpoint that ``resume_from`` names: itself, or the newest whole one in it.
-
-    Raises:
-        CheckpointError: there is no whole checkpoint.
-    """
-    if (path / MANIFEST).exists():
-        return read_checkpoint(path).path
-    problems = []
-    for candidate in sorted(path.glob(f"{PREFIX}*"), reverse=True):
-        try:
-            return read_checkpoint(candidate).path
-        except CheckpointError as error:
-            problems.append(str(error))
-    raise CheckpointError(
-        f"checkpoint.resume_from {path}: there is no whole checkpoint" + "".join(f"; {problem}" for problem in problems)
-    )
 
 
 def write_samples(path: Path, data: StepData) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -22,13 +24,15 @@ from inflight_runtime.aio import BackgroundLoop
 from inflight_runtime.config.roles import CheckpointConfig, TrainerConfig
 from inflight_runtime.coordinator.client import CoordinatorClient
 from inflight_runtime.protocol import DatasetInfo, LeaseRequest, RunState, TrainerStart
-from inflight_runtime.trainer.checkpoint import read_checkpoint
+from inflight_runtime.trainer.manifest import read_checkpoint
 from support.coordinators import TOKEN, RunningCoordinator, coordinator, coordinator_config, free_port
 from support.tiny_models import make_tiny_model
 from support.trainer_fakes import random_group, trainer_config
 
 STEPS = 6
 DEADLINE_S = 240.0
+SMALL_DISK_BYTES = 200_000
+"""Less than the weights of a tiny model."""
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -198,6 +202,35 @@ def test_a_coordinator_that_is_killed_and_restarted_costs_nothing(setting: Setti
         setting.ends_with(process, 0)
         assert setting.state().groups["trained"] == 2 * STEPS
     assert {line["epoch"] for line in metrics(setting)} == {1}
+
+
+def no_room(process: subprocess.Popen[bytes], size: int = SMALL_DISK_BYTES) -> None:
+    """From now on no file of the process grows beyond this, as on a full disk; its logs are smaller."""
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_an_error_and_the_one_before_stays(setting: Setting) -> None:
+    stopped = setting.start(name="stopped")
+    setting.hand_in(6)
+    setting.wait_until(lambda: setting.state().checkpoint_step == 2 and setting.state().step == 3, "step 3")
+    no_room(stopped)
+    stopped.send_signal(signal.SIGTERM)
+    setting.ends_with(stopped, 1, name="stopped")
+    message = "checkpoint of step {} could not be written to .*File too large .* The one of step {} is untouched"
+    assert re.search(message.format(3, 2), setting.log("stopped").read_text())
+
+    last = setting.start(name="last")
+    setting.hand_in(2 * STEPS - 7)
+    setting.wait_until(lambda: setting.state().checkpoint_step == STEPS - 2, f"the checkpoint of step {STEPS - 2}")
+    no_room(last)
+    setting.hand_in(1)
+    setting.ends_with(last, 1, name="last")
+    assert re.search(message.format(STEPS, STEPS - 2), setting.log("last").read_text())
+    assert (setting.state().outcome, setting.state().step) == ("running", STEPS - 1)
+
+    setting.ends_with(setting.start(), 0)
+    assert setting.state().outcome == "succeeded"
+    assert sorted(path.name for path in (setting.directory / "checkpoints").glob(".*")) == []
 
 
 def test_bad_input_ends_at_once_with_one_message(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from inflight_runtime.config.roles import CheckpointConfig, LossConfig, OptimizerConfig
 from inflight_runtime.coordinator.client import FencedError
 from inflight_runtime.trainer.batching import BatchError
-from inflight_runtime.trainer.checkpoint import CheckpointError
 from inflight_runtime.trainer.loop import MAX_SKIPPED_STEPS, ConfigMismatchError, NonFiniteError, Trainer
+from inflight_runtime.trainer.manifest import CheckpointError
 from inflight_runtime.types import Attempt, Group, Version
 from support.tiny_models import make_tiny_model
 from support.trainer_fakes import (
@@ -240,7 +240,8 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
     run = TrainerRun(trainer_config(tmp_path, model, checkpoint=settings), FakeCoordinator(random_batches(0)))
     run.run()
     assert [entry.step for entry in run.coordinator.durable] == [1, 3, 4]
-    assert "No space left on device. The one of step 1 is untouched." in caplog.text
+    assert "No space left on device (" in caplog.text
+    assert "The one of step 1 is untouched." in caplog.text
     assert sorted(run.coordinator.commits) == [1, 2, 3, 4]
 
 
