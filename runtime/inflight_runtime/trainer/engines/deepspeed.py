@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from torch.nn import functional
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats, TokenStats
 from inflight_runtime.trainer.engines.single import SingleEngine
+from inflight_runtime.trainer.engines.state import MOMENTS, Moments
 from inflight_runtime.trainer.logprobs import Head
 from inflight_runtime.trainer.packing import MicroBatch
 from inflight_runtime.trainer.schedule import learning_rate
@@ -36,7 +37,6 @@ PERSISTENT_ELEMENTS = 100_000
 """Parameters below this size stay whole on every rank on stage 3 (norms, biases): gathering them costs more."""
 WHOLE_MODEL_SPLIT: Final = 3
 """The stage on which weights are split, too."""
-MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 class DeepSpeedEngine(SingleEngine):
@@ -208,7 +208,12 @@ class DeepSpeedEngine(SingleEngine):
                     moments.setdefault(index, {"step": step.clone()})[moment] = whole.to("cpu", copy=True)
         return moments
 
-    def _load_moments(self, moments: dict[int, dict[str, Tensor]]) -> None:
+    def _parameter_shapes(self) -> dict[str, Sequence[int]]:
+        parameters = dict(self.model.named_parameters())
+        # On stage 3 a parameter is a placeholder, which knows its shape.
+        return {name: getattr(parameters[name], "ds_shape", parameters[name].shape) for name in self._names}
+
+    def _load_moments(self, moments: Moments) -> None:
         from deepspeed.utils import (  # noqa: PLC0415
             safe_set_full_optimizer_state,
             safe_set_local_optimizer_state,
@@ -217,18 +222,15 @@ class DeepSpeedEngine(SingleEngine):
         if not moments:  # saved before the first step
             return
         for partition in self._partitions():
-            self.optimizer.state[partition]["step"].copy_(moments[0]["step"])
+            # One count for all here. Under single a parameter that had no gradient in a step has a smaller one.
+            self.optimizer.state[partition]["step"].copy_(max(state["step"] for state in moments.values()))
         parameters = dict(self.model.named_parameters())
         for index, name in enumerate(self._names):
             parameter: Any = parameters[name]
             for moment in MOMENTS:
+                if index not in moments:
+                    continue
                 value = moments[index][moment]
-                shape = getattr(parameter, "ds_shape", parameter.shape)
-                if value.shape != shape:
-                    raise EngineError(
-                        f"the optimizer state of {name} has shape {list(value.shape)}, the parameter {list(shape)}: "
-                        "trainer.pt and model of the checkpoint do not belong together"
-                    )
                 if self.config.zero_stage == WHOLE_MODEL_SPLIT:
                     size = parameter.ds_tensor.numel()
                     start = size * dist.get_rank()

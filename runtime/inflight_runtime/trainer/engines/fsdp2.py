@@ -7,7 +7,6 @@ can be loaded on another number of ranks.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
@@ -25,15 +24,11 @@ from torch.distributed.tensor import DTensor
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.contract import EngineError, EngineInfo, TokenStats
 from inflight_runtime.trainer.engines.single import SingleEngine, make_optimizer
+from inflight_runtime.trainer.engines.state import MOMENTS, SHARDED, read_state, write_state
 from inflight_runtime.trainer.packing import MicroBatch
 from inflight_runtime.trainer.ranks import join_group
 from inflight_runtime.weights.names import checkpoint_tensors
 
-logger = logging.getLogger(__name__)
-
-STATE_FORMAT: Final = "fsdp2-1"
-"""Layout of ``trainer.pt`` and ``optimizer/``."""
-MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 BUCKET_BYTES: Final = 256 * 1024 * 1024
 """Gathered weights that are held at once in an export, on each rank."""
 
@@ -139,8 +134,8 @@ class Fsdp2Engine(SingleEngine):
         """What rank 0 alone writes."""
         self._write_model(directory, tensors)
         # No state of a random number generator: nothing here draws from one.
-        state = {"format": STATE_FORMAT, "step": self.step, "parameters": self._parameter_names()}
-        torch.save(state, directory / "trainer.pt")
+        state = {"format": SHARDED, "step": self.step, "parameters": self._parameter_names()}
+        write_state(directory / "trainer.pt", state)
 
     def _optimizer_state(self) -> dict[str, Any]:
         """``{"<parameter>.<what>": tensor}``, sharded as the parameters are; zeros before the first step."""
@@ -156,20 +151,14 @@ class Fsdp2Engine(SingleEngine):
         return found
 
     def _load_optimizer(self, resume: Path) -> None:
-        path = resume / "trainer.pt"
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if state.get("format") != STATE_FORMAT:
-            logger.warning("%s is another engine's: the weights are taken, the optimizer begins afresh", path)
+        if read_state(resume / "trainer.pt", SHARDED, self._parameter_names()) is None:
             return
-        if state["parameters"] != self._parameter_names():
-            raise EngineError(
-                f"{path} is not of this model: its optimizer state cannot be used; start from the weights alone by "
-                "giving the checkpoint's model directory as the job's model"
-            )
         try:
             load_sharded(self._optimizer_state(), checkpoint_id=resume / "optimizer")  # into the state's own tensors
         except CheckpointException as error:
-            raise EngineError(f"{resume / 'optimizer'} cannot be loaded: {_reasons(error)}") from error
+            raise EngineError(
+                f"{resume / 'optimizer'} cannot be loaded, or does not belong to the model beside it: {_reasons(error)}"
+            ) from error
 
 
 class _Policy(nn.Module):
@@ -191,4 +180,8 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _reasons(error: CheckpointException) -> str:
-    return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in sorted(error.failures.items()))
+    """Each rank's, in words."""
+    lines = ((rank, str(failure[0]).partition("\n")[0]) for rank, failure in sorted(error.failures.items()))
+    # The C++ of torch only notices that bytes are missing.
+    plain = ((rank, "could not write all of its part" if "inline_container" in line else line) for rank, line in lines)
+    return "; ".join(f"rank {rank}: {line}" for rank, line in plain)

@@ -6,11 +6,12 @@ come from are float32 in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -19,13 +20,12 @@ from transformers.utils import logging as transformers_logging
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.batching import TrainSequence
 from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats, TokenStats
+from inflight_runtime.trainer.engines.state import WHOLE, Moments, check_moments, read_state, write_state
 from inflight_runtime.trainer.logprobs import Head, next_token_stats, scaled_logits
 from inflight_runtime.trainer.packing import MicroBatch, plan_step
 from inflight_runtime.trainer.schedule import learning_rate
 from inflight_runtime.weights.names import checkpoint_tensors
 
-STATE_FORMAT: Final = 1
-"""Layout of ``trainer.pt``."""
 SELF_CHECK_TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.25}
 """Largest difference between shared-prefix and plain logprobs, in nats; a mask that is ignored is off by whole nats."""
 
@@ -133,20 +133,20 @@ class SingleEngine:
         save_file(tensors, file, metadata={"format": "pt"})
         file.chmod((model / "config.json").stat().st_mode)  # safetensors makes it the owner's alone
 
-    def _write(self, directory: Path, tensors: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
-        """Write a checkpoint; ``moments`` is AdamW's state, each parameter's under its number in the optimizer."""
+    def _write(self, directory: Path, tensors: dict[str, Tensor], moments: Moments) -> None:
+        """Write a checkpoint."""
         self._write_model(directory, tensors)
         rng = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
         state = {
-            "format": STATE_FORMAT,
+            "format": WHOLE,
             "step": self.step,
             "optimizer": moments,
             "parameters": self._parameter_names(),
             "rng": rng,
         }
-        torch.save(state, directory / "trainer.pt")
+        write_state(directory / "trainer.pt", state)
 
     def _token_stats(
         self, head: Head, hidden: Tensor, token_sources: Tensor, targets: Tensor
@@ -170,18 +170,22 @@ class SingleEngine:
         return [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def _load_state(self, path: Path) -> None:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if state.get("format") != STATE_FORMAT or state["parameters"] != self._parameter_names():
-            raise EngineError(
-                f"{path} is not of this model or of format {STATE_FORMAT}: its optimizer state cannot be used; "
-                "start from the weights alone by giving the checkpoint's model directory as the job's model"
-            )
-        self._load_moments(state["optimizer"])
-        torch.set_rng_state(state["rng"]["cpu"])
-        if self.device.type == "cuda" and "cuda" in state["rng"]:
-            torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
+        state = read_state(path, WHOLE, self._parameter_names())
+        if state is None:
+            return
+        self._load_moments(check_moments(state.get("optimizer"), self._parameter_shapes()))
+        rng = state.get("rng", {})
+        if "cpu" in rng:
+            torch.set_rng_state(rng["cpu"])
+        if self.device.type == "cuda" and "cuda" in rng:
+            torch.cuda.set_rng_state(rng["cuda"], self.device)
 
-    def _load_moments(self, moments: dict[int, dict[str, Tensor]]) -> None:
+    def _parameter_shapes(self) -> dict[str, Sequence[int]]:
+        """In the optimizer's order."""
+        parameters = dict(self.model.named_parameters())
+        return {name: parameters[name].shape for name in self._parameter_names()}
+
+    def _load_moments(self, moments: Moments) -> None:
         # The config's hyperparameters win over those that were saved.
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
 
@@ -223,7 +227,13 @@ def _load_model(config: TrainerConfig, path: str) -> Any:
             trust_remote_code=config.model.trust_remote_code,
             local_files_only=True,
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (
+        OSError,
+        ValueError,
+        ImportError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # torch: a tensor of another shape
         raise EngineError(f"model {path} cannot be loaded: {error}") from error
     # Dropout would make the policy that is trained another one than the policy that samples.
     return model.eval()
