@@ -185,7 +185,8 @@ class Team:
                 self.tell("poll")
             signum = torch.tensor([stop.signum or 0])
             dist.all_reduce(signum, dist.ReduceOp.MAX, self._group)
-            stop.signum = int(signum) or None
+            if signum:
+                stop.note(int(signum))
             self._polled = time.monotonic()
         return stop.requested
 

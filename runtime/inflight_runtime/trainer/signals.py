@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import threading
-from types import FrameType
+import time
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -16,10 +17,11 @@ STOP_DEADLINE_S: Final = 60.0
 
 
 class StopRequest:
-    """Set by the first SIGTERM or SIGINT."""
+    """Set by the first SIGTERM or SIGINT; later ones change nothing."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self._heard: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     @property
     def requested(self) -> bool:
@@ -33,24 +35,20 @@ class StopRequest:
 
     def install(self) -> None:
         """Handle both signals from now on; to be called in the main thread."""
-        signal.signal(signal.SIGTERM, self._handle)
-        signal.signal(signal.SIGINT, self._handle)
+        # Started here: a handler must not start threads or log, which takes locks that its own thread may hold.
+        threading.Thread(target=self._watch, name="stop-deadline", daemon=True).start()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda received, _: self.note(received))
 
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        del frame
-        if self.requested:
-            return
-        self.signum = signum
-        # A handler must not take locks that its thread may hold: the timer's thread does the talking.
-        for delay, action in ((0.0, self._announce), (STOP_DEADLINE_S, self._give_up)):
-            timer = threading.Timer(delay, action)
-            timer.daemon = True
-            timer.start()
+    def note(self, signum: int) -> None:
+        """A signal has come, to this rank or to another: the deadline begins."""
+        if not self.requested:
+            self.signum = signum
+            self._heard.put(signum)  # safe in a handler
 
-    def _announce(self) -> None:
-        name = signal.Signals(self.signum or 0).name
+    def _watch(self) -> None:
+        name = signal.Signals(self._heard.get()).name
         logger.info("%s: finishing the step, then a checkpoint; at most %g s", name, STOP_DEADLINE_S)
-
-    def _give_up(self) -> None:
+        time.sleep(STOP_DEADLINE_S)
         logger.error("not done %g s after the signal: ending without a further checkpoint", STOP_DEADLINE_S)
         os._exit(self.exit_code)
