@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import numpy as np
-from tensorboardX import SummaryWriter
 
 from inflight_runtime.trainer.batching import StepData
+from inflight_runtime.trainer.logfiles import Board, LineFile
 from inflight_runtime.types import Attempt
 
 TENSORBOARD_INTERVAL_S: Final = 1.0
@@ -116,48 +114,32 @@ class RunLog:
             OSError: the directory cannot be written to.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        self._metrics = (directory / "metrics.jsonl").open("a", encoding="utf-8")
-        self._rollouts = (directory / "rollouts.jsonl").open("a", encoding="utf-8")
-        self._updates = (directory / "updates.jsonl").open("a", encoding="utf-8")
+        self._metrics = LineFile(directory / "metrics.jsonl")
+        self._rollouts = LineFile(directory / "rollouts.jsonl")
+        self._updates = LineFile(directory / "updates.jsonl")
         self._limit = rollouts_per_step
-        purge = first_step if first_step > 1 else None
-        self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=purge, flush_secs=5)
+        self._board = Board(directory / "tensorboard", first_step)
         self._board_due = 0.0
 
     def step(self, data: StepData, metrics: dict[str, float]) -> None:
         """Write one step."""
-        _write(self._rollouts, *rollout_lines(data, self._limit))
-        _write(self._metrics, metrics)
+        self._rollouts.write(*rollout_lines(data, self._limit))
+        self._metrics.write(metrics)
         if time.monotonic() >= self._board_due:
             self._board_due = time.monotonic() + TENSORBOARD_INTERVAL_S
             self._to_board(metrics)
 
     def update(self, entry: dict[str, Any]) -> None:
         """Write one weight update of one server (called by the publisher, in its own thread)."""
-        _write(self._updates, entry)
+        self._updates.write(entry)
 
     def close(self, last: dict[str, float] | None) -> None:
         """Write the last step's numbers to TensorBoard whatever the interval, and close everything."""
         if last is not None:
             self._to_board(last)
-        self._board.close()
-        for file in (self._metrics, self._rollouts, self._updates):
+        for file in (self._board, self._metrics, self._rollouts, self._updates):
             file.close()
 
     def _to_board(self, metrics: dict[str, float]) -> None:
-        for name, value in metrics.items():
-            if name not in {"step", "epoch", "time"} and math.isfinite(value):
-                self._board.add_scalar(name, value, int(metrics["step"]))
-
-
-def _write(file: TextIO, *entries: dict[str, Any]) -> None:
-    if not file.closed:
-        file.write("".join(json.dumps(_plain(entry), ensure_ascii=False) + "\n" for entry in entries))
-        file.flush()
-
-
-def _plain(entry: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: they become null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in entry.items()
-    }
+        shown = {name: value for name, value in metrics.items() if name not in {"step", "epoch", "time"}}
+        self._board.scalars(int(metrics["step"]), shown)
