@@ -142,7 +142,7 @@ class FakeCoordinator:
         return step_batch(step, groups, planned=self.planned)
 
     async def commit(self, step: int, request: StepCommit) -> None:
-        self.commits[step] = request.metrics
+        self.commits[step] = StepCommit.model_validate_json(request.model_dump_json()).metrics
         self.events.append(f"commit {step}")
 
     async def checkpoint(self, request: CheckpointDurable) -> None:
