@@ -141,7 +141,7 @@ class Trainer:
     def train_step(self, step: int) -> bool:
         """Do step ``step``; false when a signal came before its batch did."""
         watch = Stopwatch()
-        batch = self.remote.wait_for_batch(step, lambda: self.team.stopping(self.stop))
+        batch = self.remote.wait_for_batch(step, self._stopping)
         if batch is None:
             return False
         if step < self.config.steps:
@@ -168,7 +168,8 @@ class Trainer:
         if step == self.config.steps:
             self.save()  # before the commit that ends the run
         # JSON has no NaN: a step that went wrong is reported by what can be told of it.
-        self.remote.commit(step, {name: value for name, value in metrics.items() if math.isfinite(value)})
+        finite_metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.remote.commit(step, finite_metrics, self._stopping)
         self.log.step(data, metrics)
         self._metrics = metrics
         self._check_finite(data, finite and (stats.applied or not micro_batches))
@@ -224,6 +225,9 @@ class Trainer:
         logger.info("all %d steps are done", self.config.steps)
 
     # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _stopping(self) -> bool:
+        return self.team.stopping(self.stop)
 
     def _own_checkpoint(self) -> Checkpoint | None:
         settings = self.config.checkpoint

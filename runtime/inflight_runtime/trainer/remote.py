@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from inflight_runtime.aio import BackgroundLoop
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 CALL_DEADLINE_S: Final = 180.0
 """Longer than the client's own retries, which are what normally gives up."""
+LEAVE_S: Final = 10.0
+"""For the commit before, once the trainer is to stop: the next one's start commits what is in its checkpoint."""
 CLOSE_S: Final = 10.0
 """For leaving the servers at the end."""
 POLL_S: Final = 5.0
@@ -212,13 +214,32 @@ class Remote:
             raise RuntimeError("publish() before set_publisher()")
         self._pending.append(self._background.submit(self._publisher.publish(snapshot)))
 
-    def commit(self, step: int, metrics: dict[str, float]) -> None:
-        """Report a step as trained. At most one report is on its way: the one before is waited for."""
-        self.settle()
+    def commit(self, step: int, metrics: dict[str, float], stopping: Callable[[], bool]) -> None:
+        """Report a step as trained. At most one report is on its way: the one before is waited for.
+
+        Without a coordinator that would take the time for a last checkpoint: once ``stopping`` says so, it is left.
+        """
+        if not self._settled_unless(stopping):
+            logger.warning("the commit of step %d is left to the next start: the coordinator does not answer", step)
+            return
         request = StepCommit(epoch=self.epoch, metrics=metrics)
         self._pending.append(self._background.submit(self._client.commit(step, request)))
 
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _settled_unless(self, stopping: Callable[[], bool]) -> bool:
+        give_up = time.monotonic() + CALL_DEADLINE_S
+        leaving = False
+        while any(not future.done() for future in self._pending):
+            wait(self._pending, WAKE_S)
+            if not leaving and stopping():
+                leaving, give_up = True, min(give_up, time.monotonic() + LEAVE_S)
+            if time.monotonic() >= give_up:
+                break
+        if leaving and any(not future.done() for future in self._pending):
+            return False
+        self.settle(0.0)
+        return True
 
     async def _fetch(self, step: int, epoch: int) -> StepBatch:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from dataclasses import replace
@@ -14,6 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from inflight_runtime.config.roles import CheckpointConfig, LossConfig, OptimizerConfig
 from inflight_runtime.coordinator.client import FencedError
+from inflight_runtime.protocol import StepCommit
+from inflight_runtime.trainer import loop, remote
 from inflight_runtime.trainer.batching import BatchError
 from inflight_runtime.trainer.loop import MAX_SKIPPED_STEPS, ConfigMismatchError, NonFiniteError, Trainer
 from inflight_runtime.trainer.manifest import CheckpointError
@@ -215,6 +218,29 @@ def test_a_signal_while_waiting_ends_with_a_checkpoint(tmp_path: Path, model: Pa
     assert (tmp_path / "checkpoints/LATEST").read_text() == "step-00000002\n"
     assert run.coordinator.durable[-1].step == 2
     assert sorted(run.coordinator.commits) == [1, 2]
+
+
+def test_a_signal_while_the_coordinator_is_gone_ends_with_a_checkpoint_of_every_step(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote, "LEAVE_S", 0.2)
+    monkeypatch.setattr(loop, "FAREWELL_S", 0.2)
+    coordinator = FakeCoordinator(random_batches(0))
+
+    async def commit(step: int, request: StepCommit) -> None:
+        if step == 2:
+            run.stop.signum = 15
+            await asyncio.Event().wait()
+        coordinator.commits[step] = request.metrics
+
+    coordinator.commit = commit  # type: ignore[method-assign]
+    run = TrainerRun(trainer_config(tmp_path, model, steps=9), coordinator)
+    coordinator.steps = 9
+    trainer = run.run()
+    assert trainer.step in (2, 3), "the signal may come when step 3 has begun"
+    assert (tmp_path / "checkpoints/LATEST").read_text() == f"step-{trainer.step:08d}\n"
+    assert list(coordinator.commits) == [1]
+    assert "the coordinator does not know of the last checkpoint" in caplog.text
 
 
 def test_a_signal_before_the_first_step_leaves_no_checkpoint(tmp_path: Path, model: Path) -> None:

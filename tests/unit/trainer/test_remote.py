@@ -96,10 +96,10 @@ def test_a_commit_does_not_wait_for_its_answer_and_the_next_one_does(background:
             arrived.append(step)
 
     remote = Remote(background, Slow(random_batches(0)))
-    remote.commit(1, {})
+    remote.commit(1, {}, lambda: False)
     assert arrived == []
     background.loop.call_soon_threadsafe(go_on.set)
-    remote.commit(2, {})
+    remote.commit(2, {}, lambda: False)
     assert arrived[0] == 1
     remote.settle()
     assert arrived == [1, 2]
@@ -118,7 +118,7 @@ def test_a_failed_publication_is_raised_at_the_next_commit(background: Backgroun
     remote.set_publisher(FailingPublisher)
     remote.publish(None)  # type: ignore[arg-type]
     with pytest.raises(StaleEpochError):
-        remote.commit(1, {})
+        remote.commit(1, {}, lambda: False)
 
 
 def test_a_publisher_that_does_not_close_is_left_behind(
