@@ -282,6 +282,8 @@ class RunState(Message):
     evaluation: dict[str, float] = Field(default_factory=dict)
     checkpoint_step: int | None = None
     trainer_starts: int = 0
+    steps_skipped: int = 0
+    """Steps that changed no weights, counted again when they are replayed."""
     actors: int = 0
     members: list[Member] = Field(default_factory=list)
     seconds: float = 0.0

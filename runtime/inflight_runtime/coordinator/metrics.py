@@ -21,6 +21,7 @@ _COUNTERS = {
     "fenced": "Results refused because the lease was lost.",
     "attempts_failed": "Attempts that failed for good.",
     "trainer_starts": "Times a trainer started.",
+    "steps_skipped": "Steps that changed no weights: loss or gradient not finite, or nothing to train on.",
 }
 
 

@@ -330,6 +330,7 @@ class Coordinator:
             evaluation=now.record("evaluation"),
             checkpoint_step=now.counts.get("checkpoint_step"),
             trainer_starts=now.count("trainer_starts"),
+            steps_skipped=now.count("steps_skipped"),
             actors=sum(monotonic - seen < ACTOR_SEEN_S for seen in self._actors.values()),
             members=self.membership.members(monotonic),
             seconds=round(ended - begun, 3),

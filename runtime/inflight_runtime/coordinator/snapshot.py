@@ -23,7 +23,7 @@ class Snapshot:
     ``consumed`` (slots of made, untrained batches that dropped groups have used), ``epoch``, ``trained_step``,
     ``assigned_step``, ``checkpoint_step`` (absent: none), ``payload_floor``, ``next_group``, ``next_evaluation``,
     ``position`` (of the sampler), ``empty_batches`` and ``too_long`` (in a row), ``attempts_failed``, ``duplicates``,
-    ``fenced``, ``leases_expired``, ``trainer_starts``.
+    ``fenced``, ``leases_expired``, ``trainer_starts``, ``steps_skipped``.
     """
 
     counts: Mapping[str, int]

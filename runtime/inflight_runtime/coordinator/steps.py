@@ -212,6 +212,8 @@ class Steps:
         self._db.add("trained", trained)
         self._db.add("consumed", -consumed)
         self._db.put("trained_step", step)
+        if metrics.get("skipped"):
+            self._db.add("steps_skipped")
         self._db.facts["metrics"] = json.dumps(metrics)
         self._evaluation.step_done(step)
         self._run.end_if_done()

@@ -102,7 +102,7 @@ def note_end(prepared: Prepared, result: RunResult) -> None:
     """Write down that the run is over, if it is: one that was stopped or has lost a role may go on."""
     if result.over:
         record = prepared.directory.read_record()
-        prepared.directory.write_record(replace(record, outcome=result.outcome))
+        prepared.directory.write_record(replace(record, outcome=result.outcome, reason=result.reason))
 
 
 def render(

@@ -32,6 +32,7 @@ class RunRecord:
         pid: process id of the executor.
         started: seconds since 1970.
         outcome: ``succeeded`` or ``failed`` once the run is over for good; empty while it may go on.
+        reason: why it failed.
     """
 
     job: str
@@ -41,6 +42,7 @@ class RunRecord:
     pid: int = 0
     started: float = 0.0
     outcome: str = ""
+    reason: str = ""
 
 
 class RunDirectory:

@@ -11,7 +11,7 @@ from inflight_runtime.coordinator.client import CoordinatorClient, CoordinatorEr
 from inflight_runtime.local.rundir import RunDirectory, read_json_lines
 from inflight_runtime.local.snapshot import Snapshot, parts_of
 from inflight_runtime.local.summary import newest_checkpoint, surviving
-from inflight_runtime.local.text import command_name, shown
+from inflight_runtime.local.text import command_name, plain_text, shown
 from inflight_runtime.local.view import picture
 from inflight_runtime.protocol import RunState
 
@@ -34,6 +34,8 @@ def render_status(directory: RunDirectory) -> RenderableType:
     alive = directory.is_alive()
     words = "going on, but its coordinator does not answer" if alive else record.outcome or "not running"
     blocks: list[RenderableType] = [Text.assemble((record.job, "bold"), f"  {words}  ", (shown(directory.path), "dim"))]
+    if not alive and record.reason:
+        blocks.append(Text(f"  {plain_text(record.reason)}", style="red"))
     metrics = surviving(read_json_lines(directory.metrics))
     if metrics:
         last = metrics[-1]

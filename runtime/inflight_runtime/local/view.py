@@ -204,6 +204,7 @@ def _groups(snapshot: Snapshot) -> Text:
         (sum(state.dropped.values()), "dropped"),
         (state.attempts_failed, "attempts failed"),
         (state.leases_expired, "leases expired"),
+        (state.steps_skipped, "steps skipped"),
     ):
         if count:
             line.append(f"   {name} {count}", style="yellow")

@@ -394,6 +394,19 @@ def test_payloads_go_when_every_group_in_them_is_safely_trained(make: Any) -> No
     assert desk.start(3) == 2
 
 
+def test_steps_that_changed_no_weights_are_counted(make: Any) -> None:
+    desk = make()
+    desk.start()
+    for step, skipped in ((1, 0.0), (2, 1.0), (3, 1.0)):
+        for lease in desk.lease(2).leases:
+            desk.submit(lease, step=step - 1)
+        desk.batch(step)
+        with desk.ledger.transaction():
+            desk.ledger.steps.commit(step, 1, {"skipped": skipped})
+            desk.ledger.steps.commit(step, 1, {"skipped": skipped})
+    assert desk.ledger.run.now.count("steps_skipped") == 2
+
+
 def test_the_oldest_checkpoint_never_moves_back(make: Any) -> None:
     desk = make()
     desk.start()

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from inflight_runtime.local.result import RunResult
 from inflight_runtime.local.rundir import RunDirectory, RunRecord
 from inflight_runtime.local.samples import choose, render_groups
 from inflight_runtime.local.snapshot import Snapshot, Tracker
+from inflight_runtime.local.status import render_status
 from inflight_runtime.local.summary import percentile, render_summary, surviving, trend
 from inflight_runtime.local.supervisor import RoleStatus
 from inflight_runtime.local.text import clock_text, plain_text
@@ -148,13 +150,13 @@ def test_the_picture_shows_progress_numbers_groups_servers_and_processes() -> No
         RoleStatus("trainer", "trainer", "restarting", None, 1, "was ended by SIGKILL"),
     )
     evaluation = {"step": 100.0, "attempts": 64.0, "attempts_failed": 0.0, "reward_mean": 0.9, "exact": 0.875}
-    shown = state(dropped={"prompt_too_long": 2}, evaluation=evaluation)
+    shown = state(dropped={"prompt_too_long": 2}, steps_skipped=3, evaluation=evaluation)
     lines = text_of(picture(Snapshot("sort-letters", "training", 42.0, shown, 0.1, 4.5, roles))).splitlines()
     assert lines[0] == "sort-letters  training  0:42"
     assert lines[1].endswith("step 120/300  40%  0:40 left")
     assert " ".join(lines[2].split()) == "reward 0.821 exact 0.760 staleness 1.25 steps/s 4.50 tokens/s 4,321"
     assert " ".join(lines[3].split()) == "held-out at step 100 reward 0.900 exact 0.875"
-    assert lines[4] == "  groups 16 generating, 8 waiting (at most 80 together)   dropped 2"
+    assert lines[4] == "  groups 16 generating, 8 waiting (at most 80 together)   dropped 2   steps skipped 3"
     assert " ".join(lines[5].split()) == "server state version pause update generating note"
     assert " ".join(lines[6].split()) == "inference-0 UPDATING 1.119 8 ms 21 ms 32+3/64 1 restarts"
     assert " ".join(lines[7].split()) == "inference-1 starting - - - - starting"
@@ -252,6 +254,9 @@ def test_a_run_that_was_declared_failed_does_not_go_on(tmp_path: Path, monkeypat
     declared = state(outcome="failed", reason="the environment always raises")
     result = RunResult("failed", 1, declared.reason, declared, {}, 3.0)
     assert text_of(render_summary(result, directory)).endswith("next: mend the cause, then inflight run job.yaml\n")
+    record = directory.read_record()
+    directory.write_record(replace(record, outcome=result.outcome, reason=result.reason))
+    assert "sort-letters  failed  runs/one\n  the environment always raises\n" in text_of(render_status(directory))
 
 
 @given(st.lists(st.floats(min_value=0, max_value=1e6), min_size=1), st.floats(min_value=0.01, max_value=1))
