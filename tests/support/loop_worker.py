@@ -18,6 +18,9 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,12 +42,14 @@ from inflight_runtime.trainer.packing import MicroBatch
 from inflight_runtime.trainer.ranks import Team, follow
 from inflight_runtime.trainer.remote import Remote
 from inflight_runtime.trainer.signals import StopRequest
+from inflight_runtime.types import Group
 from support.trainer_fakes import FakeCoordinator, FakePublisher, random_batches
 
 FILLER: Final = "filler"
+WAIT_S: Final = 60.0
 CUTS: Final = 10
 """Cut-offs at least."""
-Kind = Literal["full", "no room", "signal", "nan gradient", "inf gradient", "nan loss"]
+Kind = Literal["full", "no room", "elsewhere", "signal", "nan gradient", "inf gradient", "nan loss"]
 
 
 @dataclass(frozen=True)
@@ -53,14 +58,15 @@ class Mishap:
 
     ``full``: the disk under the run fills up while the checkpoint is written, but for ``size`` bytes.
     ``no room``: this rank alone finds room for ``size`` bytes in each file of the checkpoint.
-    ``signal``: SIGTERM in the middle of ``at``, twice.
+    ``signal``: SIGTERM in the middle of ``at``, twice; ``wait``: while there is no batch for this step.
+    ``elsewhere``: what this rank writes of the checkpoint is not seen by the others.
     ``nan gradient``, ``inf gradient``, ``nan loss``: of the rank's first micro-batch.
     """
 
     kind: Kind
     step: int
     rank: int = 0
-    at: Literal["forward", "save"] = "forward"
+    at: Literal["forward", "save", "wait"] = "forward"
     size: int = 0
 
 
@@ -141,6 +147,8 @@ class Stage:
                 stack.enter_context(no_room(mishap.size))
             for _ in self._now("signal", "save"):
                 os.kill(os.getpid(), signal.SIGTERM)
+            for _ in self._now("elsewhere", "save"):
+                directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             self.engine.save(directory)
             for _ in self._now("signal", "save"):
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -219,6 +227,9 @@ def run(scenario: Scenario, team: Team, results: Path, said: list[str]) -> None:
     config = TrainerConfig.model_validate_json(scenario.config)
     stop = StopRequest()
     stop.install()
+    waiting = results / f"{scenario.name}.waiting"
+    if any(mishap.at == "wait" and mishap.rank == team.rank for mishap in scenario.mishaps):
+        threading.Thread(target=signal_twice_when, args=(waiting,), daemon=True).start()
     stage = Stage(make_engine(config.engine), [m for m in scenario.mishaps if m.rank == team.rank], config.log_dir)
     said.clear()
     record: dict[str, Any] = {"error": None}
@@ -235,7 +246,7 @@ def run(scenario: Scenario, team: Team, results: Path, said: list[str]) -> None:
         if scenario.cut is not None:
             store = CheckpointStore(config.checkpoint.dir, config.job, config.checkpoint.keep)
             record["cuts"] = cut_everywhere(store, scenario.cut, said)
-        record |= lead(scenario, config, stage, team, stop)
+        record |= lead(scenario, stage, team, stop, waiting)
         record["log"] = list(said)
         team.end(0)
     record |= {"exported": stage.exported, "signal": stop.signum}
@@ -243,11 +254,28 @@ def run(scenario: Scenario, team: Team, results: Path, said: list[str]) -> None:
     (results / f"{name}.json").write_text(json.dumps(record))
 
 
-def lead(scenario: Scenario, config: TrainerConfig, stage: Stage, team: Team, stop: StopRequest) -> dict[str, Any]:
+def signal_twice_when(waiting: Path) -> None:
+    """SIGTERM to this process once a file is there."""
+    deadline = time.monotonic() + WAIT_S
+    while not waiting.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def lead(scenario: Scenario, stage: Stage, team: Team, stop: StopRequest, waiting: Path) -> dict[str, Any]:
     """Rank 0's part; returns what is to be known of it."""
-    coordinator = FakeCoordinator(
-        random_batches(3, config.groups_per_step), config.steps, config.groups_per_step, epoch=scenario.epoch
-    )
+    config = TrainerConfig.model_validate_json(scenario.config)
+    groups = random_batches(3, config.groups_per_step)
+    late = {mishap.step for mishap in scenario.mishaps if mishap.at == "wait"}
+
+    def batches(step: int) -> list[Group] | None:
+        if step in late:
+            waiting.touch()
+            return None
+        return groups(step)
+
+    coordinator = FakeCoordinator(batches, config.steps, config.groups_per_step, epoch=scenario.epoch)
     publisher = FakePublisher()
     background = BackgroundLoop("test-trainer")
     trainer = Trainer(config, stage, Remote(background, coordinator), lambda *_: publisher, stop, team=team)

@@ -21,6 +21,7 @@ from inflight_runtime.trainer.manifest import (
     Checkpoint,
     CheckpointError,
     DamagedError,
+    cause,
     read_checkpoint,
     write_manifest,
 )
@@ -91,7 +92,7 @@ class CheckpointStore:
             temporary.rename(target)
             _sync_directory(self.directory)
         except Exception as error:  # safetensors and torch have their own errors for a full disk
-            problem = f"{_cause(error)} ({_free_space(self.directory)})"
+            problem = f"{cause(error)} ({_free_space(self.directory)})"
             _remove(temporary)
             _remove(pointer)
             if os.path.lexists(replaced) and not os.path.lexists(target):
@@ -247,16 +248,6 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _cause(error: BaseException) -> str:
-    """What the system said, if it said something: libraries wrap it into lines of C++."""
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, OSError):
-            return str(link)
-        link = link.__cause__ or link.__context__
-    return str(error).partition("\n")[0] or repr(error)
 
 
 def _free_space(directory: Path) -> str:

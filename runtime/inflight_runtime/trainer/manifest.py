@@ -39,6 +39,16 @@ class Checkpoint:
     job: str
 
 
+def cause(error: BaseException) -> str:
+    """What the system said, if it said something: libraries wrap it into lines of C++."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError):
+            return str(link)
+        link = link.__cause__ or link.__context__
+    return str(error).partition("\n")[0] or repr(error)
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """Check that a checkpoint is whole: every file there, with the size and the SHA-256 that were written.
 

@@ -15,16 +15,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.futures import Future
 
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.contract import EngineError, EngineInfo, TokenStats
 from inflight_runtime.trainer.engines.single import SingleEngine, make_optimizer
 from inflight_runtime.trainer.engines.state import MOMENTS, SHARDED, read_state, write_state
+from inflight_runtime.trainer.manifest import cause
 from inflight_runtime.trainer.packing import MicroBatch
 from inflight_runtime.trainer.ranks import join_group
 from inflight_runtime.weights.names import checkpoint_tensors
@@ -98,11 +103,13 @@ class Fsdp2Engine(SingleEngine):
             except Exception as error:  # the others are on their way into the next collective: go there first
                 failure = error
         try:
-            save_sharded(self._optimizer_state(), checkpoint_id=directory / "optimizer")
+            save_sharded(self._optimizer_state(), storage_writer=_Writer(directory / "optimizer"))
         except CheckpointException as error:
             raise RuntimeError(f"the optimizer's state cannot be written: {_reasons(error)}") from error
         if failure is not None:
             raise failure
+        if dist.get_rank() == 0:
+            _check_parts(directory / "optimizer")
 
     def close(self) -> None:
         """See the contract."""
@@ -179,9 +186,26 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def _check_parts(directory: Path) -> None:
+    """Nodes that do not share the directory would be noticed only by a resume, when it is too late."""
+    parts = {entry.relative_path for entry in FileSystemReader(directory).read_metadata().storage_data.values()}
+    if missing := sorted(part for part in parts if not (directory / part).exists()):
+        raise RuntimeError(
+            f"{', '.join(missing)} of another rank did not arrive in {directory}: all nodes of a trainer must share "
+            "the checkpoint directory"
+        )
+
+
 def _reasons(error: CheckpointException) -> str:
-    """Each rank's, in words."""
     lines = ((rank, str(failure[0]).partition("\n")[0]) for rank, failure in sorted(error.failures.items()))
-    # The C++ of torch only notices that bytes are missing.
-    plain = ((rank, "could not write all of its part" if "inline_container" in line else line) for rank, line in lines)
-    return "; ".join(f"rank {rank}: {line}" for rank, line in plain)
+    return "; ".join(f"rank {rank}: {line}" for rank, line in lines)
+
+
+class _Writer(FileSystemWriter):
+    """Tells the other ranks what the system said, which is lost where exceptions travel without their causes."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            raise RuntimeError(cause(error)) from error
