@@ -32,7 +32,7 @@ from torch import Tensor
 
 from inflight_runtime.aio import BackgroundLoop
 from inflight_runtime.config.roles import TrainerConfig
-from inflight_runtime.trainer import ranks, signals
+from inflight_runtime.trainer import ranks
 from inflight_runtime.trainer.checkpoint import CheckpointStore
 from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats, TokenStats, TrainerEngine
 from inflight_runtime.trainer.engines import make_engine
@@ -225,7 +225,7 @@ def graft(config: TrainerConfig, parts: tuple[str, str]) -> None:
 def run(scenario: Scenario, team: Team, results: Path, said: list[str]) -> None:
     """Do one scenario and write what came of it."""
     config = TrainerConfig.model_validate_json(scenario.config)
-    stop = StopRequest()
+    stop = StopRequest(1e6)  # this process lives on
     stop.install()
     waiting = results / f"{scenario.name}.waiting"
     if any(mishap.at == "wait" and mishap.rank == team.rank for mishap in scenario.mishaps):
@@ -331,7 +331,6 @@ class Said(logging.Handler):
 def main() -> None:
     plan = Path(sys.argv[1])
     ranks.POLL_S = 0.05
-    signals.STOP_DEADLINE_S = 1e6  # this process lives on
     said: list[str] = []
     logging.basicConfig(level=logging.INFO, handlers=[Said(said), logging.StreamHandler(sys.stderr)])
     team = Team.join("cpu", int(os.environ.get("WORLD_SIZE", "1")))

@@ -23,9 +23,10 @@ from inflight_operator.builders.wiring import Wiring
 
 JOBSET_API: Final = "jobset.x-k8s.io/v1alpha2"
 RENDEZVOUS_PORT: Final = 29_500
-WORKER_GRACE_S: Final = 120
-"""What torchrun leaves its workers after SIGTERM: the step, the checkpoint, then a farewell (at most 60 + 15 s)."""
-GRACE_S: Final = WORKER_GRACE_S + 30
+FAREWELL_S: Final = 60
+"""What torchrun leaves its workers after SIGTERM beyond ``stopSeconds``: a farewell takes 15 s at most."""
+LAUNCHER_S: Final = 30
+"""What a pod has beyond that."""
 NODE_INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -85,7 +86,7 @@ def _pod(build: Build, wiring: Wiring) -> Pod:
         image=role_image(build, names.TRAINER, spec.image),
         command=["python", "-m", "torch.distributed.run", *module],
         resources=wiring.trainer,
-        grace_s=GRACE_S,
+        grace_s=build.job.spec.checkpoint.stop_seconds + FAREWELL_S + LAUNCHER_S,
         mounts=(
             *role_mounts(build, wiring.config_map, names.TRAINER),
             *wiring.model.mounts,
@@ -107,7 +108,7 @@ def _torchrun(build: Build) -> tuple[dict[str, Any], ...]:
         # One node meets nobody, and need not wait until its own name is known.
         "PET_MASTER_ADDR": names.trainer_pod_host(build.name, 0) if spec.nodes > 1 else "127.0.0.1",
         "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(WORKER_GRACE_S),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(build.job.spec.checkpoint.stop_seconds + FAREWELL_S),
     }
     rank = {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": NODE_INDEX}}}
     return (*({"name": name, "value": value} for name, value in values.items()), rank)

@@ -242,6 +242,9 @@ class CheckpointSpec(ApiModel):
     """Optimizer steps between two checkpoints; 0: only at the end and when the run is stopped."""
     keep: int = Field(default=3, ge=1, le=10_000)
     """How many of the newest checkpoints stay."""
+    stop_seconds: int = Field(default=60, ge=10, le=86_400)
+    """Seconds that the trainer has, once it is told to stop, for the step in progress and its checkpoint; then it ends
+    with the checkpoint before. The grace periods of its processes and pods follow from this."""
     storage: Storage | None = None
     """Claim to be made for them (cluster only; 10Gi when neither this nor claimName is given)."""
     claim_name: ObjectName | None = None

@@ -436,6 +436,7 @@ def _trainer(job: RLTrainingJob, addresses: Addresses) -> roles.TrainerConfig:
             dir=addresses.checkpoint_dir,
             every_steps=checkpoint.every_steps,
             keep=checkpoint.keep,
+            stop_s=checkpoint.stop_seconds,
             resume_from=addresses.resume_from,
         ),
         log_dir=addresses.log_dir,

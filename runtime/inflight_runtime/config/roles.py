@@ -190,6 +190,8 @@ class CheckpointConfig(RoleModel):
     every_steps: int = 0
     """0: only at the end and on SIGTERM."""
     keep: int = 3
+    stop_s: float = 60.0
+    """From the first SIGTERM to the end of the process, whatever it is doing then."""
     resume: Literal["auto", "never"] = "auto"
     resume_from: Path | None = None
     """A checkpoint directory of another run to start from (weights and optimizer, step 0 of the new run)."""

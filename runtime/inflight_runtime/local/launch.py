@@ -19,10 +19,10 @@ RESTARTS: Final = 5
 PROBE_TIMEOUT_S: Final = 2.0
 COORDINATOR_READY_S: Final = 60.0
 ACTOR_READY_S: Final = 120.0
-CHECKPOINT_GRACE_S: Final = 120.0
-"""What a trainer may take for its last checkpoint."""
-RANKS_GRACE_S: Final = CHECKPOINT_GRACE_S - 10.0
-"""What torchrun leaves its ranks of that."""
+FAREWELL_S: Final = 60.0
+"""What a trainer may take beyond ``stopSeconds``, its ranks' end and its farewell to the coordinator included."""
+LAUNCHER_S: Final = 10.0
+"""What torchrun needs of that for itself."""
 GRACE_S: Final = 10.0
 
 
@@ -87,12 +87,13 @@ class Launcher:
         torchrun itself would import torch a second time, which costs seconds and 0.3 GB for a single rank.
         """
         ranks = self._job.spec.trainer.processes_per_node
+        grace_s = self._job.spec.checkpoint.stop_seconds + FAREWELL_S
         environment = role_environment(os.environ, self._machine.threads)
         if ranks == 1:
             environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
             environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(self._ports.take())}
         else:
-            environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = f"{RANKS_GRACE_S:.0f}"
+            environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = f"{grace_s - LAUNCHER_S:.0f}"
 
         def command() -> list[str]:
             plain = self._command("trainer", "trainer")
@@ -110,7 +111,7 @@ class Launcher:
             environment=environment,
             restarts=self._job.spec.trainer.max_restarts,
             startup_restarts=self._job.spec.trainer.max_restarts,
-            grace_s=CHECKPOINT_GRACE_S,
+            grace_s=grace_s,
             completes=True,
             forgiven_after_s=float("inf"),
         )

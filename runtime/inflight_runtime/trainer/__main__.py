@@ -56,7 +56,7 @@ def main() -> int:
         logger.error("cannot start: %s", error)
         return EXIT_BAD_INPUT
 
-    stop = StopRequest()
+    stop = StopRequest(config.checkpoint.stop_s)
     stop.install()
     try:
         team = Team.join(config.device, world)

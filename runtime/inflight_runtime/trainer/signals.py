@@ -8,18 +8,21 @@ import queue
 import signal
 import threading
 import time
-from typing import Final
 
 logger = logging.getLogger(__name__)
-
-STOP_DEADLINE_S: Final = 60.0
-"""The process ends this long after the signal, whatever it is doing; a checkpoint on disk is whole either way."""
 
 
 class StopRequest:
     """Set by the first SIGTERM or SIGINT; later ones change nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline_s: float = 60.0) -> None:
+        """Make the request; nothing is handled yet.
+
+        Args:
+            deadline_s: seconds after the signal when the process ends, whatever it is doing; a checkpoint on disk is
+                whole either way.
+        """
+        self._deadline_s = deadline_s
         self.signum: int | None = None
         self._heard: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -48,7 +51,10 @@ class StopRequest:
 
     def _watch(self) -> None:
         name = signal.Signals(self._heard.get()).name
-        logger.info("%s: finishing the step, then a checkpoint; at most %g s", name, STOP_DEADLINE_S)
-        time.sleep(STOP_DEADLINE_S)
-        logger.error("not done %g s after the signal: ending without a further checkpoint", STOP_DEADLINE_S)
+        logger.info("%s: finishing the step, then a checkpoint; at most %g s", name, self._deadline_s)
+        time.sleep(self._deadline_s)
+        logger.error(
+            "not done %g s after the signal (checkpoint.stopSeconds): ending without a further checkpoint",
+            self._deadline_s,
+        )
         os._exit(self.exit_code)

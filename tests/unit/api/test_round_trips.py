@@ -73,7 +73,11 @@ specs = st.fixed_dictionaries(
             maxRestarts=st.integers(0, 9),
         ),
         "evaluation": st.none() | st.just({"everySteps": 10, "prompts": 4}),
-        "checkpoint": section(everySteps=st.integers(0, 9), storage=st.just({"size": "5Gi", "class": "fast"})),
+        "checkpoint": section(
+            everySteps=st.integers(0, 9),
+            stopSeconds=st.integers(10, 99),
+            storage=st.just({"size": "5Gi", "class": "fast"}),
+        ),
     },
 )
 jobs = st.builds(

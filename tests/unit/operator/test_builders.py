@@ -17,7 +17,6 @@ from inflight_operator.merge import MergeError
 from inflight_runtime.api import RLTrainingJob
 from inflight_runtime.config import roles
 from inflight_runtime.local import launch
-from inflight_runtime.trainer import signals
 from support.cluster_jobs import (
     CODE,
     FACTS,
@@ -321,14 +320,14 @@ def test_the_priority_class_reaches_every_pod() -> None:
         assert template["spec"]["priorityClassName"] == "research"
 
 
-def test_pods_live_long_enough_to_end_in_order() -> None:
+@pytest.mark.parametrize("stop_s", [60, 900])
+def test_pods_live_long_enough_to_end_in_order(stop_s: int) -> None:
+    everything = children(make_job(checkpoint={"stopSeconds": stop_s}))
     grace = {
-        role: template["spec"]["terminationGracePeriodSeconds"]
-        for role, template in workloads(children(make_job())).items()
+        role: template["spec"]["terminationGracePeriodSeconds"] for role, template in workloads(everything).items()
     }
-    trainer = workloads(children(make_job()))["trainer"]
-    workers = int(environment(trainer, "trainer")["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
-    assert grace["trainer"] > workers >= launch.CHECKPOINT_GRACE_S > signals.STOP_DEADLINE_S
+    workers = int(environment(workloads(everything)["trainer"], "trainer")["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+    assert grace["trainer"] > workers > stop_s
     assert all(grace[role] > launch.GRACE_S for role in ("coordinator", "inference", "actor"))
 
 

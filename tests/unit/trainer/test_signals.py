@@ -16,8 +16,7 @@ import logging, sys, threading
 from inflight_runtime.trainer import signals
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-signals.STOP_DEADLINE_S = {deadline}
-stop = signals.StopRequest()
+stop = signals.StopRequest({deadline})
 stop.install()
 {body}
 """
