@@ -8,7 +8,8 @@ RUN ?=
 PYTEST ?=
 # Extra arguments for "make node", for instance: make node NODE="--image operator.tar"
 NODE ?=
-RANKS := tests/integration/trainer/test_fsdp2.py tests/integration/trainer/test_deepspeed.py tests/integration/runs/test_ranks.py
+RANKS := tests/integration/trainer/test_fsdp2.py tests/integration/trainer/test_deepspeed.py tests/integration/trainer/test_faults.py \
+         tests/integration/runs/test_ranks.py
 
 .DEFAULT_GOAL := help
 .PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration test-ranks test-control-plane \

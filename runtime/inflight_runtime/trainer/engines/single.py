@@ -227,13 +227,7 @@ def _load_model(config: TrainerConfig, path: str) -> Any:
             trust_remote_code=config.model.trust_remote_code,
             local_files_only=True,
         )
-    except (
-        OSError,
-        ValueError,
-        ImportError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:  # torch: a tensor of another shape
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise EngineError(f"model {path} cannot be loaded: {error}") from error
     # Dropout would make the policy that is trained another one than the policy that samples.
     return model.eval()
