@@ -29,9 +29,11 @@ from inflight_runtime.trainer.manifest import (
 logger = logging.getLogger(__name__)
 
 LATEST: Final = "LATEST"
+OWNER: Final = "OWNER"
 PREFIX: Final = "step-"
 TEMPORARY: Final = ".writing-"
 REPLACED: Final = ".replaced-"
+REMOVED: Final = ".removed-"
 _TOKENIZER_FILES: Final = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -59,6 +61,21 @@ class CheckpointStore:
         self.job = job
         self.keep = max(1, keep)
         self._broken: set[int] = set()
+        self._epoch: int | None = None
+
+    def claim(self, epoch: int) -> None:
+        """Take the directory over: a trainer that was superseded, and may wake up late, writes nothing any more."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            temporary = self.directory / f"{TEMPORARY}{OWNER}"
+            temporary.write_text(f"{epoch}\n")
+            _sync_file(temporary)
+            temporary.replace(self.directory / OWNER)
+            _sync_directory(self.directory)
+        except OSError as error:
+            logger.warning("%s: this trainer cannot say that it is its own now: %s", self.directory, error)
+        else:
+            self._epoch = epoch
 
     def save(self, step: int, write: Callable[[Path], None], tokenizer: Path | None) -> Checkpoint:
         """Write a checkpoint, move ``LATEST`` to it and remove those beyond ``keep``.
@@ -74,10 +91,12 @@ class CheckpointStore:
         target = step_path(self.directory, step)
         temporary, replaced = (target.with_name(prefix + target.name) for prefix in (TEMPORARY, REPLACED))
         pointer = self.directory / f"{TEMPORARY}{LATEST}"
+        held = -1
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             _remove(temporary)
             temporary.mkdir()
+            held = os.open(temporary, os.O_RDONLY)  # while it is held no other directory can be taken for it
             write(temporary)
             if tokenizer is not None:
                 _copy_tokenizer(tokenizer, temporary / "model")
@@ -86,6 +105,7 @@ class CheckpointStore:
             # While nothing has moved yet: afterwards a disk that is full now would leave LATEST behind.
             pointer.write_text(target.name + "\n")
             _sync_file(pointer)
+            self._check_owner(temporary, held)
             if os.path.lexists(target):  # a damaged one that resuming has passed over, or one of a lost timeline
                 _remove(replaced)
                 target.rename(replaced)
@@ -103,6 +123,9 @@ class CheckpointStore:
                 + (f"The one of step {kept[-1]} is untouched." if kept else "There is none before it.")
                 + " Free some space there or lower checkpoint.keep."
             ) from error
+        finally:
+            if held >= 0:
+                os.close(held)
         self._broken.discard(step)
         try:
             pointer.replace(self.directory / LATEST)
@@ -132,7 +155,7 @@ class CheckpointStore:
             OSError: the disk does not answer.
         """
         for name in _names(self.directory):
-            if name.startswith((TEMPORARY, REPLACED)):
+            if name.startswith((TEMPORARY, REPLACED, REMOVED)):
                 _remove(self.directory / name)
         found, damage = newest_whole_in(self.directory)
         self._broken |= damage.keys()
@@ -147,18 +170,26 @@ class CheckpointStore:
             )
         return found
 
+    def _check_owner(self, temporary: Path, held: int) -> None:
+        """See that no other trainer has begun meanwhile, which may have removed what is being written.
+
+        Raises:
+            OSError: the directory has been removed.
+            RuntimeError: another trainer owns it.
+        """
+        if not os.path.samestat(temporary.stat(), os.fstat(held)):
+            raise RuntimeError("what was being written has been removed by a trainer that has started since")
+        if self._epoch is not None and (owner := (self.directory / OWNER).read_text().strip()) != str(self._epoch):
+            raise RuntimeError(f"the trainer of epoch {owner} has taken the directory over from epoch {self._epoch}")
+
     def _prune(self, newest: int) -> None:
         """Keep the newest whole ones up to ``newest``; later ones are of a timeline that was rolled back."""
         kept = [step for step in self.whole_steps() if step <= newest][-self.keep :]
         for step in self.steps():
             if step not in kept:
-                path = step_path(self.directory, step)
-                # Renamed at once: a process that is killed meanwhile leaves no half of a checkpoint.
-                with contextlib.suppress(OSError):
-                    _remove(path.with_name(REPLACED + path.name))
-                    path.rename(path.with_name(REPLACED + path.name))
+                _remove(step_path(self.directory, step))
         for name in _names(self.directory):
-            if name.startswith(REPLACED):
+            if name.startswith((REPLACED, REMOVED)):
                 _remove(self.directory / name)
 
 
@@ -242,9 +273,14 @@ def _names(directory: Path) -> list[str]:
 
 
 def _remove(path: Path) -> None:
-    """Remove whatever is there, as far as that is possible; a link alone, not what it points to."""
+    """Remove whatever is there, as far as that is possible; a link alone, not what it points to.
+
+    A directory goes from its place at once: nobody finds half of it there, were this process killed meanwhile.
+    """
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):
+                path = path.rename(path.with_name(f"{REMOVED}{os.urandom(8).hex()}"))
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

@@ -131,6 +131,7 @@ class Trainer:
                 "both must be rendered from the same job"
             )
         logger.info("epoch %d begins at step %d of %d", started.epoch, self.step, started.steps)
+        self.checkpoints.claim(started.epoch)
         self._saved = own
         self.report_saved()  # once more: the trainer may have died between the rename and the report
         self.log = RunLog(

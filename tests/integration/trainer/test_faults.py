@@ -245,7 +245,7 @@ def test_a_full_disk_at_the_last_step_ends_the_run_with_a_reason(outcomes: dict[
         rf"CheckpointError: checkpoint of step {STEPS} could not be written .* step 3 is unt", found["error"]
     )
     assert str(STEPS) not in found["commits"], "a run is not done before its weights are safe"
-    assert found["names"] == ["LATEST", "step-00000001", "step-00000003"], "nothing temporary is left"
+    assert found["names"] == ["LATEST", "OWNER", "step-00000001", "step-00000003"], "nothing temporary is left"
     assert found["whole"] == [1, 3]
 
 

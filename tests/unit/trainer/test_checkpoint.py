@@ -352,6 +352,46 @@ def test_a_process_killed_while_writing_leaves_nothing_that_counts(store: Checkp
     assert not half.exists()
 
 
+def test_a_trainer_that_was_superseded_writes_and_removes_nothing(store: CheckpointStore) -> None:
+    store.claim(1)
+    store.save(4, write, None)
+    newer = CheckpointStore(store.directory, "job", keep=2)
+    newer.claim(2)
+    for step in (8, 12):
+        newer.save(step, write, None)
+    with pytest.raises(CheckpointError, match="the trainer of epoch 2 has taken the directory over from epoch 1"):
+        store.save(8, write, None)  # it was frozen in the middle of a save, and wakes up
+    assert newer.newest_whole() == read_checkpoint(store.directory / "step-00000012")
+    assert store.steps() == [8, 12]
+
+
+def test_what_another_trainer_removed_while_it_was_written_is_never_taken_for_whole(store: CheckpointStore) -> None:
+    whole = store.save(1, write, None)
+
+    def write_while_another_starts(directory: Path) -> None:
+        write(directory)
+        assert CheckpointStore(store.directory, "job", keep=2).newest_whole() == whole
+        directory.mkdir()  # a rank that writes its part late makes its directory again
+        (directory / "optimizer").write_text("the last of it")
+
+    with pytest.raises(CheckpointError, match="has been removed by a trainer that has started since"):
+        store.save(2, write_while_another_starts, None)
+    assert sorted(path.name for path in store.directory.iterdir()) == ["LATEST", "step-00000001"]
+
+
+def test_a_directory_that_cannot_be_claimed_is_used_all_the_same(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(path: Path, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", fail)
+        store.claim(3)
+    assert "cannot say that it is its own now" in caplog.text
+    assert store.save(1, write, None) == store.newest_whole()
+
+
 def test_a_damaged_one_does_not_count_as_kept(store: CheckpointStore) -> None:
     store.save(1, write, None)
     path = store.save(2, write, None).path
