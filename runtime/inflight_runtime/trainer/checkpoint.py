@@ -62,12 +62,14 @@ class CheckpointStore:
         self.keep = max(1, keep)
         self._broken: set[int] = set()
         self._epoch: int | None = None
+        # Names of what is not finished are this trainer's alone: one that was superseded may still be writing.
+        self._mark = os.urandom(4).hex()
 
     def claim(self, epoch: int) -> None:
         """Take the directory over: a trainer that was superseded, and may wake up late, writes nothing any more."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            temporary = self.directory / f"{TEMPORARY}{OWNER}"
+            temporary = self.directory / f"{TEMPORARY}{OWNER}-{self._mark}"
             temporary.write_text(f"{epoch}\n")
             _sync_file(temporary)
             temporary.replace(self.directory / OWNER)
@@ -89,8 +91,8 @@ class CheckpointStore:
             CheckpointError: it could not be written; the ones before it are untouched.
         """
         target = step_path(self.directory, step)
-        temporary, replaced = (target.with_name(prefix + target.name) for prefix in (TEMPORARY, REPLACED))
-        pointer = self.directory / f"{TEMPORARY}{LATEST}"
+        temporary, replaced = (self.directory / f"{name}{target.name}-{self._mark}" for name in (TEMPORARY, REPLACED))
+        pointer = self.directory / f"{TEMPORARY}{LATEST}-{self._mark}"
         held = -1
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -117,11 +119,12 @@ class CheckpointStore:
             _remove(pointer)
             if os.path.lexists(replaced) and not os.path.lexists(target):
                 replaced.rename(target)
+            helps = "" if isinstance(error, CheckpointError) else " Free some space there or lower checkpoint.keep."
             kept = [other for other in self.whole_steps() if other != step]
             raise CheckpointError(
                 f"checkpoint of step {step} could not be written to {self.directory}: {problem}. "
                 + (f"The one of step {kept[-1]} is untouched." if kept else "There is none before it.")
-                + " Free some space there or lower checkpoint.keep."
+                + helps
             ) from error
         finally:
             if held >= 0:
@@ -174,13 +177,12 @@ class CheckpointStore:
         """See that no other trainer has begun meanwhile, which may have removed what is being written.
 
         Raises:
-            OSError: the directory has been removed.
-            RuntimeError: another trainer owns it.
+            CheckpointError: one has.
         """
-        if not os.path.samestat(temporary.stat(), os.fstat(held)):
-            raise RuntimeError("what was being written has been removed by a trainer that has started since")
+        if not (temporary.exists() and os.path.samestat(temporary.stat(), os.fstat(held))):
+            raise CheckpointError("what was being written has been removed by a trainer that has started since")
         if self._epoch is not None and (owner := (self.directory / OWNER).read_text().strip()) != str(self._epoch):
-            raise RuntimeError(f"the trainer of epoch {owner} has taken the directory over from epoch {self._epoch}")
+            raise CheckpointError(f"the trainer of epoch {owner} has taken the directory over from epoch {self._epoch}")
 
     def _prune(self, newest: int) -> None:
         """Keep the newest whole ones up to ``newest``; later ones are of a timeline that was rolled back."""
