@@ -237,6 +237,20 @@ def _roles() -> list[Rule]:
     ]
     rules += [
         Rule(
+            "spec.trainer",
+            "self.engine == 'deepspeed' || self.zeroStage == 2",
+            "is an option of the engine deepspeed; remove it, or set spec.trainer.engine to deepspeed",
+            "self.zeroStage",
+            ".zeroStage",
+        ),
+        Rule(
+            "spec.trainer",
+            "self.engine != 'single' || !self.offloadOptimizer",
+            "the engine single has no such option; remove it, or set spec.trainer.engine to fsdp2 or deepspeed",
+            "self.offloadOptimizer",
+            ".offloadOptimizer",
+        ),
+        Rule(
             "spec.inference",
             "self.engine != 'reference' || self.tensorParallel == 1",
             "the engine reference does not split a model; set it to 1, or use engine: vllm",

@@ -275,10 +275,10 @@ NOT_IN_THE_SET: Final = [
         'Unsupported value: "fsdp": supported values: "single", "fsdp2", "deepspeed"',
     ),
     Bad(
-        "spec: {trainer: {precision: bfloat16}}",
+        "spec: {trainer: {precision: float16}}",
         "spec.trainer.precision",
-        "must be float32",
-        'Unsupported value: "bfloat16": supported values: "float32"',
+        "must be auto, float32 or bfloat16",
+        'Unsupported value: "float16": supported values: "auto", "float32", "bfloat16"',
     ),
     Bad(
         "spec: {weightSync: {transport: http}}",
@@ -307,8 +307,8 @@ NOT_IN_THE_SET: Final = [
     Bad(
         "spec: {model: {dtype: float16}}",
         "spec.model.dtype",
-        "must be float32 or bfloat16",
-        'Unsupported value: "float16": supported values: "float32", "bfloat16"',
+        "must be auto, float32 or bfloat16",
+        'Unsupported value: "float16": supported values: "auto", "float32", "bfloat16"',
     ),
     Bad(
         "spec: {checkpoint: {onDelete: retain}}",
@@ -505,6 +505,18 @@ CONTRADICTIONS: Final = [
     Bad("spec: {trainer: {nodes: 2}}", "spec.trainer.nodes", "set it to 1", "(got 2); set it to 1"),
     Bad(
         "spec: {trainer: {processesPerNode: 2}}", "spec.trainer.processesPerNode", "set it to 1", "(got 2); set it to 1"
+    ),
+    Bad(
+        "spec: {trainer: {engine: fsdp2, zeroStage: 3}}",
+        "spec.trainer.zeroStage",
+        "the engine fsdp2 has no such option",
+        "(got 3); remove it, or set spec.trainer.engine to deepspeed",
+    ),
+    Bad(
+        "spec: {trainer: {offloadOptimizer: true}}",
+        "spec.trainer.offloadOptimizer",
+        "set spec.trainer.engine to fsdp2 or deepspeed",
+        "(got true); remove it, or set spec.trainer.engine to fsdp2 or deepspeed",
     ),
     Bad(
         "spec: {inference: {engine: reference, tensorParallel: 2}}",
@@ -1140,6 +1152,8 @@ VALID_NEIGHBOURS: Final = [
     "spec: {trainer: {microBatchTokens: 49}}",
     "spec: {sampling: {maxTokens: 2048}, trainer: {microBatchTokens: 4096}}",
     "spec: {weightSync: {intervalSteps: 5}}",
+    "spec: {trainer: {engine: fsdp2, offloadOptimizer: true, activationCheckpointing: true, precision: bfloat16}}",
+    "spec: {trainer: {engine: deepspeed, offloadOptimizer: true, zeroStage: 3}, model: {dtype: auto}}",
     "spec: {trainer: {optimizer: {warmupSteps: 99}}}",
     "spec: {inference: {engineArgs: {max-model-len: 7, compilation-config.level: 0}}}",
     "spec: {inference: {engine: reference, engineArgs: {max-model-len: 64}}}",

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.batching import build_step
-from inflight_runtime.trainer.contract import TrainerEngine
+from inflight_runtime.trainer.contract import EngineError, TrainerEngine
 from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.losses import LossSums
 from inflight_runtime.trainer.packing import MicroBatch, attention_cost, plan_ranks
@@ -40,6 +40,7 @@ class Task:
         resume: checkpoint directory to start from.
         sgd: plain SGD in place of AdamW.
         save: directory of the checkpoint that is written after the last step.
+        refused: the engine must refuse to begin; each rank writes what it says to ``NAME.rank-R.txt``.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Task:
     resume: str | None = None
     sgd: bool = False
     save: str | None = None
+    refused: bool = False
 
 
 def step_plan(step: int, config: TrainerConfig, ranks: int) -> list[list[MicroBatch]]:
@@ -66,7 +68,14 @@ def step_plan(step: int, config: TrainerConfig, ranks: int) -> list[list[MicroBa
 def run_task(task: Task, engine: TrainerEngine, team: Team, directory: Path) -> None:
     """Train and write what came of it."""
     config = TrainerConfig.model_validate_json(task.config)
-    engine.init(config, Path(task.resume) if task.resume else None, task.first - 1)
+    try:
+        engine.init(config, Path(task.resume) if task.resume else None, task.first - 1)
+    except EngineError as error:
+        if not task.refused:
+            raise
+        (directory / f"{task.name}.rank-{team.rank}.txt").write_text(str(error))
+        return
+    assert not task.refused
     if task.sgd:
         held: Any = engine
         held.optimizer = torch.optim.SGD(held.parameters, lr=SGD_RATE)
@@ -102,8 +111,10 @@ def main() -> None:
     team = Team.join("cpu", int(os.environ["WORLD_SIZE"]))
     for fields in plan["tasks"]:
         engine = make_engine(plan["engine"])
-        run_task(Task(**fields), engine, team, path.parent)
-        engine.close()
+        task = Task(**fields)
+        run_task(task, engine, team, path.parent)
+        if not task.refused:
+            engine.close()
     if team.size > 1:
         dist.barrier()
 

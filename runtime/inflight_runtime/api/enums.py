@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-ServerDtype = Literal["float32", "bfloat16"]
-TrainerPrecision = Literal["float32"]
+ServerDtype = Literal["auto", "float32", "bfloat16"]
+TrainerPrecision = Literal["auto", "float32", "bfloat16"]
 OverlongPrompt = Literal["skip", "fail"]
 LossKind = Literal["reinforce_tis", "ppo"]
 Normalization = Literal["token_sum_per_sequence", "sequence_mean", "token_mean", "group_mean", "constant"]

@@ -209,7 +209,12 @@ class TrainerSpec(PodRole):
     zero_stage: ZeroStage = 2
     """What the ranks of `deepspeed` split: 1 the optimizer's states, 2 gradients too, 3 weights too."""
     offload_optimizer: bool = False
-    """Whether the optimizer of `deepspeed` runs on the CPU and keeps its states in host memory."""
+    """Whether the optimizer of `fsdp2` or `deepspeed` runs on the CPU and keeps its states and its float32 weights in
+    host memory. With `fsdp2` gradients are there, too, and weights come to the GPU block by block: the least GPU
+    memory."""
+    activation_checkpointing: bool = False
+    """Whether the forward pass keeps only the inputs of each block of the model, and the backward pass computes the
+    rest again: less memory for long sequences, for about a third more computing. May change at a resume."""
     nodes: int = Field(default=1, ge=1, le=1000)
     """Machines. The `single` engine runs on one."""
     processes_per_node: int = Field(default=1, ge=1, le=64)
@@ -220,8 +225,9 @@ class TrainerSpec(PodRole):
     """Token budget of one forward and backward pass. A group of up to 8192 tokens (its prompt once, and groupSize x
     maxTokens) must fit whole; of a longer one, each attempt. Left out: 8192, or the longest sequence if that is
     more."""
-    precision: TrainerPrecision = "float32"
-    """Number format of training. Steps of 1e-6 are lost in bfloat16 weights, so there is only float32 as yet."""
+    precision: TrainerPrecision = "auto"
+    """Number format that the trainer computes in. `auto`: that of the servers on GPUs, float32 on CPUs. Weights, their
+    gradients and the optimizer are float32 in any case, since bfloat16 weights would lose steps of 1e-6."""
     max_restarts: int = Field(default=3, ge=0, le=1000)
     """How often a trainer that failed is started again, from its last checkpoint."""
     image: Image | None = None

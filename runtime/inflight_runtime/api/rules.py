@@ -152,18 +152,20 @@ def _trainer(spec: RLTrainingSpec) -> Iterator[Problem]:
                 "the engine single is one process that holds the whole model",
                 "set it to 1, or use fsdp2 or deepspeed",
             )
-    if trainer.engine != "deepspeed":
-        for name, value, usual in (
-            ("zeroStage", trainer.zero_stage, 2),
-            ("offloadOptimizer", trainer.offload_optimizer, False),
-        ):
-            if value != usual:
-                yield Problem(
-                    f"spec.trainer.{name}",
-                    show(value),
-                    f"the engine {trainer.engine} has no such option",
-                    "remove it, or set spec.trainer.engine to deepspeed",
-                )
+    if trainer.engine != "deepspeed" and trainer.zero_stage != 2:
+        yield Problem(
+            "spec.trainer.zeroStage",
+            show(trainer.zero_stage),
+            f"the engine {trainer.engine} has no such option",
+            "remove it, or set spec.trainer.engine to deepspeed",
+        )
+    if trainer.engine == "single" and trainer.offload_optimizer:
+        yield Problem(
+            "spec.trainer.offloadOptimizer",
+            show(True),
+            "the engine single has no such option",
+            "remove it, or set spec.trainer.engine to fsdp2 or deepspeed",
+        )
 
 
 def _reference(spec: RLTrainingSpec) -> Iterator[Problem]:

@@ -56,8 +56,9 @@ class ModelSpec(ApiModel):
     """A claim that holds the model (cluster only)."""
     revision: str | None = Field(default=None, min_length=1, max_length=255)
     """Branch, tag or commit of a hub id."""
-    dtype: ServerDtype = "float32"
-    """Number format of the inference servers' weights. On a CPU float32 is the faster one; on a GPU set bfloat16."""
+    dtype: ServerDtype = "auto"
+    """Number format that the inference servers compute in and get weights in. `auto`: bfloat16 on GPUs (it takes an
+    Ampere or newer), float32 on CPUs (where it is the faster one)."""
     tokenizer: str | None = Field(default=None, min_length=1, max_length=4096)
     """Directory (or hub id) of the tokenizer when it is not the model's own."""
     trust_remote_code: bool = False

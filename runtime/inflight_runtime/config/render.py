@@ -181,9 +181,25 @@ def actor_concurrency(job: RLTrainingJob) -> int:
     return max(1, math.ceil(min(full, admitted) / max(1, actor_count(job))))
 
 
-def cpu_kv_cache_bytes(job: RLTrainingJob, facts: ModelFacts) -> int:
+def server_dtype(job: RLTrainingJob, device: Device) -> roles.Dtype:
+    """What servers on this device compute in: as given, else bfloat16 on a GPU and float32 on a CPU."""
+    given = job.spec.model.dtype
+    if given != "auto":
+        return given
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def trainer_dtype(job: RLTrainingJob, device: Device, servers: roles.Dtype) -> roles.Dtype:
+    """What a trainer on this device computes in: as given, else as the servers on a GPU and in float32 on a CPU."""
+    given = job.spec.trainer.precision
+    if given != "auto":
+        return given
+    return servers if device == "cuda" else "float32"
+
+
+def cpu_kv_cache_bytes(job: RLTrainingJob, facts: ModelFacts, dtype: roles.Dtype) -> int:
     """KV cache of a CPU server, in bytes (see :func:`.sizes.kv_cache_bytes`)."""
-    return kv_cache_bytes(facts, job.spec.model.dtype, longest_sequence(job, facts), job.spec.inference.max_concurrent)
+    return kv_cache_bytes(facts, dtype, longest_sequence(job, facts), job.spec.inference.max_concurrent)
 
 
 def render_roles(job: RLTrainingJob, addresses: Addresses) -> RenderedRun:
@@ -272,7 +288,7 @@ def write_role_configs(rendered: RenderedRun, directory: Path) -> dict[str, Path
     return files
 
 
-def _model_files(job: RLTrainingJob, addresses: Addresses, dtype: Literal["float32", "bfloat16"]) -> roles.ModelFiles:
+def _model_files(job: RLTrainingJob, addresses: Addresses, dtype: roles.Dtype) -> roles.ModelFiles:
     return roles.ModelFiles(
         path=addresses.model_path,
         tokenizer=addresses.tokenizer_path,
@@ -318,6 +334,8 @@ def _coordinator(job: RLTrainingJob, addresses: Addresses) -> roles.CoordinatorC
 
 def _inference(job: RLTrainingJob, addresses: Addresses, ordinal: int) -> roles.InferenceConfig:
     inference, server = job.spec.inference, addresses.servers[ordinal]
+    dtype = server_dtype(job, addresses.device)
+    facts = addresses.model
     return roles.InferenceConfig(
         job=job.name,
         server_id=server.server_id,
@@ -327,13 +345,13 @@ def _inference(job: RLTrainingJob, addresses: Addresses, ordinal: int) -> roles.
         advertise_url=server.url,
         coordinator_url=addresses.coordinator_url,
         token_file=addresses.token_file,
-        model=_model_files(job, addresses, job.spec.model.dtype),
+        model=_model_files(job, addresses, dtype),
         served_name=job.name,
         kv_cache=job.spec.weight_sync.kv_cache,
         max_concurrent=inference.max_concurrent,
         tensor_parallel=inference.tensor_parallel,
         device=addresses.device,
-        cpu_kv_cache_bytes=pod.FROM_MODEL if addresses.model is None else cpu_kv_cache_bytes(job, addresses.model),
+        cpu_kv_cache_bytes=pod.FROM_MODEL if facts is None else cpu_kv_cache_bytes(job, facts, dtype),
         threads=addresses.server_threads,
         update_deadline_s=job.spec.weight_sync.deadline_seconds,
         # Servers draw from seeds of their own, so that two of them never give the same answers to one prompt.
@@ -351,7 +369,7 @@ def _actor(job: RLTrainingJob, addresses: Addresses, actor: ActorAddress) -> rol
         health_port=actor.health_port,
         coordinator_url=addresses.coordinator_url,
         token_file=addresses.token_file,
-        model=_model_files(job, addresses, job.spec.model.dtype),
+        model=_model_files(job, addresses, server_dtype(job, addresses.device)),
         served_name=job.name,
         environment=environment_spec(job, addresses.search_path),
         sampling=roles.Sampling(
@@ -386,7 +404,8 @@ def environment_spec(job: RLTrainingJob, search_path: Sequence[str]) -> roles.En
 def _trainer(job: RLTrainingJob, addresses: Addresses) -> roles.TrainerConfig:
     algorithm, trainer, optimizer = job.spec.algorithm, job.spec.trainer, job.spec.trainer.optimizer
     loss, checkpoint, sync = algorithm.loss, job.spec.checkpoint, job.spec.weight_sync
-    model = _model_files(job, addresses, trainer.precision)
+    device, servers = addresses.trainer_device or addresses.device, server_dtype(job, addresses.device)
+    model = _model_files(job, addresses, trainer_dtype(job, device, servers))
     unknown = trainer.micro_batch_tokens is None and model.max_length == pod.FROM_MODEL
     clips = {"clip_low": loss.clip_low, "clip_high": loss.clip_high}
     return roles.TrainerConfig(
@@ -397,7 +416,8 @@ def _trainer(job: RLTrainingJob, addresses: Addresses) -> roles.TrainerConfig:
         engine=trainer.engine,
         zero_stage=trainer.zero_stage,
         offload_optimizer=trainer.offload_optimizer,
-        device=addresses.trainer_device or addresses.device,
+        activation_checkpointing=trainer.activation_checkpointing,
+        device=device,
         threads=addresses.trainer_threads,
         steps=algorithm.steps,
         groups_per_step=algorithm.prompts_per_step,
@@ -431,6 +451,7 @@ def _trainer(job: RLTrainingJob, addresses: Addresses) -> roles.TrainerConfig:
             interval_steps=sync.interval_steps,
             deadline_s=sync.deadline_seconds,
             bind_host=addresses.trainer_host,
+            dtype=servers,
         ),
         checkpoint=roles.CheckpointConfig(
             dir=addresses.checkpoint_dir,

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Dtype = Literal["float32", "bfloat16"]
 OverAge = Literal["keep", "mask", "drop"]
 ZeroVariance = Literal["keep", "drop", "refill"]
 LossKind = Literal["reinforce_tis", "ppo"]
@@ -37,7 +38,8 @@ class ModelFiles(RoleModel):
 
     path: str
     tokenizer: str
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
+    """What the role computes in."""
     trust_remote_code: bool = False
     max_length: int
     """Longest sequence, prompt and answer together, in tokens; 0 in a file for a pod: as the model's files say."""
@@ -206,6 +208,8 @@ class WeightSyncConfig(RoleModel):
     bucket_bytes: int = 256 * 1024 * 1024
     bind_host: str = "127.0.0.1"
     """Address under which servers reach the trainer's rendezvous."""
+    dtype: Dtype = "float32"
+    """What weights are sent in: the servers' own."""
 
 
 class TrainerConfig(RoleModel):
@@ -219,7 +223,10 @@ class TrainerConfig(RoleModel):
     zero_stage: Literal[1, 2, 3] = 2
     """Of engine ``deepspeed``: what is split over the ranks: 1 optimizer states, 2 gradients too, 3 weights too."""
     offload_optimizer: bool = False
-    """Of engine ``deepspeed``: float32 weights and moments of the optimizer stay in host memory, which steps there."""
+    """Of ``fsdp2`` and ``deepspeed``: the rank's part of the float32 weights and of the optimizer's moments stays in
+    host memory, and the CPU steps; with ``fsdp2`` that of the gradients, too."""
+    activation_checkpointing: bool = False
+    """Blocks keep their inputs alone for the backward pass, which computes them again."""
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1
     steps: int

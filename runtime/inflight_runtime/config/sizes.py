@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from inflight_runtime.api.rules import DEFAULT_MICRO_BATCH_TOKENS
 from inflight_runtime.config.model_files import ModelFacts
+from inflight_runtime.config.roles import Dtype
 
 MIN_KV_BYTES: Final = 64 * 1024 * 1024
 MAX_KV_BYTES: Final = 2 * 1024 * 1024 * 1024
 """Bounds of a CPU server's KV cache; passed only where one sequence of full length takes more."""
 
 
-def kv_cache_bytes(
-    facts: ModelFacts, dtype: Literal["float32", "bfloat16"], max_length: int, max_concurrent: int
-) -> int:
+def kv_cache_bytes(facts: ModelFacts, dtype: Dtype, max_length: int, max_concurrent: int) -> int:
     """KV cache of a CPU server: room for all its sequences at full length, within 64 MiB and 2 GiB.
 
     One sequence of full length always fits, else vLLM refuses to start.

@@ -190,7 +190,7 @@ class Trainer:
     def publish(self) -> None:
         """Copy the weights and hand them to the publisher; sending goes on beside."""
         version = Version(self.remote.epoch, self.step)
-        snapshot = self._snapshots.capture(version, self.engine.export_weights(), self.config.model.dtype)
+        snapshot = self._snapshots.capture(version, self.engine.export_weights(), self.config.weight_sync.dtype)
         self.remote.publish(snapshot)
 
     def save(self) -> None:

@@ -47,15 +47,18 @@ class RankError(RuntimeError):
     """Another rank could not do its part; the message has the rank and its reason."""
 
 
-def join_group(device: str) -> None:
+def join_group(device: str) -> torch.device:
     """Join the default process group, as torchrun's environment says: gloo for the CPU, nccl beside it for CUDA.
 
+    A process that nobody told of others makes a group of its own.
+
+    Returns:
+        The rank's device.
+
     Raises:
-        EngineError: the environment is not torchrun's, or the ranks did not meet.
+        EngineError: there is no GPU for this rank, or the ranks did not meet.
     """
-    if dist.is_initialized():
-        return
-    backend = "gloo"
+    backend, place = "gloo", torch.device("cpu")
     if device == "cuda":
         if not torch.cuda.is_available():
             raise EngineError("trainer device is 'cuda' and torch sees no CUDA device; set it to 'cpu' or find the GPU")
@@ -66,11 +69,32 @@ def join_group(device: str) -> None:
                 "lower spec.trainer.processesPerNode to their number"
             )
         torch.cuda.set_device(local_rank)
-        backend = "cpu:gloo,cuda:nccl"
+        backend, place = "cpu:gloo,cuda:nccl", torch.device("cuda", local_rank)
+    if dist.is_initialized():
+        return place
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=COLLECTIVE_DEADLINE_S))
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        else:
+            dist.init_process_group(backend, timeout=timedelta(seconds=COLLECTIVE_DEADLINE_S))
     except (ValueError, RuntimeError) as error:
         raise EngineError(f"the ranks of the trainer did not meet (are they started by torchrun?): {error}") from error
+    return place
+
+
+def all_failures(failure: Exception | None, group: Any = None) -> list[str]:
+    """What went wrong on each rank, empty where nothing did. A collective on the CPU.
+
+    Args:
+        failure: what went wrong here.
+        group: of the ranks; by default all.
+    """
+    text = b"" if failure is None else (f"{failure}" or repr(failure)).encode()[:_ERROR_BYTES]
+    mine = torch.zeros(_ERROR_BYTES, dtype=torch.uint8)
+    mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    texts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(texts, mine, group=group)
+    return [other.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for other in texts]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,15 +229,11 @@ class Team:
             work()
         except Exception as error:
             failure = error
-        text = b"" if failure is None else (f"{failure}" or repr(failure)).encode()[:_ERROR_BYTES]
-        mine = torch.zeros(_ERROR_BYTES, dtype=torch.uint8)
-        mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-        texts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(texts, mine, group=self._group)
+        reasons = all_failures(failure, self._group)
         if failure is not None:
             raise failure
-        for rank, other in enumerate(texts):
-            if reason := other.numpy().tobytes().rstrip(b"\0").decode(errors="replace"):
+        for rank, reason in enumerate(reasons):
+            if reason:
                 raise RankError(f"rank {rank}: {reason}")
 
     def _farewell(self) -> None:

@@ -148,7 +148,9 @@ def results(stage: int, models: dict[str, Path], tmp_path_factory: pytest.TempPa
     def request(
         name: str, arch: str, optimizer: OptimizerConfig, first: int = 1, last: int = STEPS, **fields: Any
     ) -> dict[str, Any]:
-        changes = {key: fields.pop(key) for key in ("offload_optimizer", "loss") if key in fields}
+        changes = {
+            key: fields.pop(key) for key in ("offload_optimizer", "activation_checkpointing", "loss") if key in fields
+        }
         config = job(directory, models[arch], optimizer, engine="deepspeed", zero_stage=stage, **changes)
         files = config.model.model_copy(update={"dtype": fields.pop("dtype", "float32")})
         split = config.model_copy(update={"model": files}).model_dump(mode="json")
@@ -166,7 +168,10 @@ def results(stage: int, models: dict[str, Path], tmp_path_factory: pytest.TempPa
             request("persistent", "llama", ADAMW, persistent=100_000),
             request("offload", "llama", ADAMW, offload_optimizer=True),
             request("bfloat16", "llama", ADAMW, dtype="bfloat16"),
-            request("first-half", "llama", ADAMW, last=3),
+            request("recompute", "llama", ADAMW, activation_checkpointing=True),
+            request("recompute-bfloat16", "llama", ADAMW, activation_checkpointing=True, dtype="bfloat16"),
+            # Activation checkpointing may come and go at a resume.
+            request("first-half", "llama", ADAMW, last=3, activation_checkpointing=True),
             request("second-half", "llama", ADAMW, first=4, resume=str(directory / "first-half")),
         ],
         directory,
@@ -199,6 +204,7 @@ def expected(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         ("chunks", "chunks"),
         ("persistent", "llama-adamw"),
         ("offload", "llama-adamw"),
+        ("recompute", "llama-adamw"),
     ],
 )
 def test_steps_are_those_of_the_single_engine(
@@ -242,6 +248,9 @@ def test_bfloat16_computes_from_float32_weights(results: dict[str, Result], expe
     numbers, norms = differences(found, exact)
     assert 1e-5 < numbers < 0.1
     assert norms < 0.01
+    numbers, norms = differences(results["recompute-bfloat16"], found)
+    assert numbers <= 1e-5
+    assert norms <= 1e-5
 
 
 def test_a_checkpoint_goes_on_where_it_ended(

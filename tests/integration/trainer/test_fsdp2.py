@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from inflight_runtime.config.roles import OptimizerConfig, TrainerConfig
+from inflight_runtime.config.roles import Dtype, OptimizerConfig, TrainerConfig
 from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.ranks import Team
 from support.engine_worker import Task, run_task, write_plan
@@ -29,6 +29,8 @@ DEADLINE_S = 240.0
 EXACT = 1e-5
 ADAMW = 2e-4
 """AdamW divides by the root of a small number, so rounding grows."""
+RECOMPUTE = {"activation_checkpointing": True}
+OFFLOAD = {"offload_optimizer": True}
 Arch = Literal["qwen2", "llama"]
 pytestmark = [pytest.mark.timeout(900), pytest.mark.parametrize("engine", ["fsdp2"])]
 
@@ -41,8 +43,12 @@ class Bench:
     model: Path
     config: TrainerConfig
 
-    def task(self, name: str, **fields: Any) -> Task:
-        return Task(name, self.config.model_dump_json(), **fields)
+    def task(
+        self, name: str, *, dtype: Dtype = "float32", options: dict[str, Any] | None = None, **fields: Any
+    ) -> Task:
+        model = self.config.model.model_copy(update={"dtype": dtype})
+        config = self.config.model_copy(update={"model": model} | (options or {}))
+        return Task(name, config.model_dump_json(), **fields)
 
     def single(self, *tasks: Task) -> None:
         """Run in this process."""
@@ -123,11 +129,25 @@ def test_two_ranks_train_as_one(engine: str, arch: Arch, tmp_path: Path) -> None
     here = bench(tmp_path, arch)
     here.single(here.task("single-sgd", sgd=True), here.task("single-adamw"))
     saved = tmp_path / "saved"
-    here.ranks(engine, 2, here.task("sgd", sgd=True), here.task("adamw", save=str(saved)))
+    here.ranks(
+        engine,
+        2,
+        here.task("sgd", sgd=True),
+        here.task("adamw", save=str(saved)),
+        here.task("recompute", options=RECOMPUTE),
+        here.task("offload", options=OFFLOAD),
+        here.task("half", dtype="bfloat16"),
+        here.task("half-lean", dtype="bfloat16", options=RECOMPUTE | OFFLOAD),
+    )
     assert any(count % 2 for count in here.record("sgd")["micro_batches"]), "no rank was short of a micro-batch"
     assert min(here.record("sgd")["grad_norm"]) > 1.0, "nothing was clipped"
     here.agree("single-sgd", "sgd", EXACT)
     here.agree("single-adamw", "adamw", ADAMW)
+    for plain, other in (("adamw", "recompute"), ("adamw", "offload"), ("half", "half-lean")):
+        here.agree(plain, other, EXACT)
+    rounded, exact = here.record("half")["loss"], here.record("adamw")["loss"]
+    assert rounded != pytest.approx(exact, rel=EXACT)
+    assert rounded == pytest.approx(exact, rel=0.1, abs=0.1)
 
     exported = here.weights("adamw")
     loaded = load_hf(saved / "model")
@@ -146,9 +166,15 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(engine: str, tmp_path
     here = bench(tmp_path, "qwen2")
     two, one = tmp_path / "two", tmp_path / "one"
     here.single(here.task("whole", last=7))
-    here.ranks(engine, 2, here.task("begin", last=3, save=str(two)))
+    # Activation checkpointing and offloading may come and go at a resume, too.
+    here.ranks(engine, 2, here.task("begin", last=3, save=str(two), options=RECOMPUTE))
     later = {"first": 4, "last": 7, "resume": str(two)}
-    here.ranks(engine, 1, here.task("on-one", **later), here.task("middle", **later | {"last": 5}, save=str(one)))
+    here.ranks(
+        engine,
+        1,
+        here.task("on-one", **later),
+        here.task("middle", **later | {"last": 5}, save=str(one), options=OFFLOAD),
+    )
     here.ranks(engine, 2, here.task("on-two", **later), here.task("back-on-two", first=6, last=7, resume=str(one)))
     whole = here.record("whole")
     for name, first in (("on-one", 4), ("on-two", 4), ("back-on-two", 6)):
@@ -165,6 +191,36 @@ def test_the_weights_of_another_engine_are_taken_without_its_optimizer(engine: s
     here.single(here.task("begin", last=2, save=str(saved)), here.task("whole", last=3))
     here.ranks(engine, 2, here.task("later", first=3, last=3, resume=str(saved)))
     assert here.record("later")["loss"] == pytest.approx(here.record("whole")["loss"][2:], rel=EXACT, abs=EXACT)
+
+
+def test_a_model_that_rank_0_refuses_is_refused_by_all_ranks(engine: str, tmp_path: Path) -> None:
+    here = bench(tmp_path, "llama")
+    whole = (here.model / "model.safetensors").read_bytes()
+    settings = json.loads((here.model / "config.json").read_text())
+
+    def refusals(name: str, **files: bytes) -> Task:
+        """A task with a copy of the model that has other files."""
+        model = tmp_path / name
+        model.mkdir()
+        (model / "config.json").write_bytes(files.get("config", json.dumps(settings).encode()))
+        (model / "model.safetensors").write_bytes(files.get("weights", whole))
+        names = here.config.model.model_copy(update={"path": str(model)})
+        return here.task(name, options={"model": names}, refused=True)
+
+    tied = json.dumps(settings | {"tie_word_embeddings": True}).encode()
+    here.ranks(
+        engine,
+        2,
+        refusals("cut", weights=whole[: len(whole) // 2]),
+        refusals("tied", config=tied),
+        here.task("after", last=1),
+    )
+    first, second = ((tmp_path / f"cut.rank-{rank}.txt").read_text() for rank in range(2))
+    assert first.startswith(f"model {tmp_path}/cut cannot be loaded: ")
+    assert second == f"rank 0: {first}"
+    for rank in range(2):
+        found = (tmp_path / f"tied.rank-{rank}.txt").read_text()
+        assert "rank 1 makes other weights of its config.json than rank 0 has loaded" in found
 
 
 def test_what_cannot_be_loaded_or_written_is_said_on_every_rank(engine: str, tmp_path: Path) -> None:

@@ -88,9 +88,25 @@ def test_the_job_files_directory_is_where_relative_paths_and_the_environment_are
     assert run.trainer.checkpoint.resume_from == tmp_path / "old" / "step-5"
 
 
-def test_servers_may_be_bfloat16_while_training_is_float32(tmp_path: Path) -> None:
-    run = render_in(tmp_path, make_job(model={"dtype": "bfloat16"}))
-    assert (run.inference[0].model.dtype, run.trainer.model.dtype) == ("bfloat16", "float32")
+@pytest.mark.parametrize(
+    ("device", "sections", "servers", "trainer"),
+    [
+        ("cpu", {}, "float32", "float32"),
+        ("cuda", {}, "bfloat16", "bfloat16"),
+        ("cuda", {"model": {"dtype": "float32"}}, "float32", "float32"),
+        ("cuda", {"trainer": {"precision": "float32"}}, "bfloat16", "float32"),
+        ("cpu", {"model": {"dtype": "bfloat16"}}, "bfloat16", "float32"),
+        ("cpu", {"trainer": {"precision": "bfloat16"}}, "float32", "bfloat16"),
+    ],
+)
+def test_numbers_are_bfloat16_on_gpus_and_float32_on_cpus_unless_the_job_says_otherwise(
+    tmp_path: Path, device: str, sections: dict[str, Any], servers: str, trainer: str
+) -> None:
+    run = render_in(tmp_path, make_job(**sections), device=device)
+    assert (run.inference[0].model.dtype, run.trainer.model.dtype) == (servers, trainer)
+    assert run.trainer.weight_sync.dtype == servers
+    size = run.inference[0].cpu_kv_cache_bytes
+    assert size == sizes.kv_cache_bytes(ModelFacts(1024, 2, 1, 32), run.inference[0].model.dtype, 1024, 64)
 
 
 def test_every_setting_reaches_its_role(tmp_path: Path) -> None:
@@ -127,6 +143,10 @@ def test_every_setting_reaches_its_role(tmp_path: Path) -> None:
                 "warmupSteps": 2,
             },
             "microBatchTokens": 500,
+            "engine": "deepspeed",
+            "zeroStage": 3,
+            "offloadOptimizer": True,
+            "activationCheckpointing": True,
         },
         evaluation={"everySteps": 10, "prompts": 20, "attempts": 2},
         checkpoint={"everySteps": 20, "keep": 2},
@@ -175,6 +195,8 @@ def test_every_setting_reaches_its_role(tmp_path: Path) -> None:
     }
     assert (trainer.checkpoint.every_steps, trainer.checkpoint.keep) == (20, 2)
     assert (trainer.temperature, trainer.max_tokens, trainer.micro_batch_tokens) == (0.7, 6, 500)
+    assert (trainer.engine, trainer.zero_stage) == ("deepspeed", 3)
+    assert (trainer.offload_optimizer, trainer.activation_checkpointing) == (True, True)
     assert (trainer.device, trainer.threads, trainer.rollouts_per_step, trainer.over_age) == ("cuda", 3, 4, "mask")
 
 
@@ -227,7 +249,7 @@ facts = st.builds(
 @given(facts, st.integers(1, 512))
 def test_the_kv_cache_of_a_cpu_server_holds_one_sequence_and_stays_bounded(model: ModelFacts, concurrent: int) -> None:
     job = make_job(inference={"maxConcurrent": concurrent})
-    size = render.cpu_kv_cache_bytes(job, model)
+    size = render.cpu_kv_cache_bytes(job, model, "float32")
     one = 2 * model.layers * model.kv_heads * model.head_dim * 4 * model.max_length
     assert size >= one
     assert sizes.MIN_KV_BYTES <= size <= max(sizes.MAX_KV_BYTES, 2 * one + 32 * 2 * 4 * 100 * 32 * 128)

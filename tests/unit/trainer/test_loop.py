@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from inflight_runtime.config.roles import CheckpointConfig, LossConfig, OptimizerConfig
+from inflight_runtime.config.roles import CheckpointConfig, LossConfig, OptimizerConfig, WeightSyncConfig
 from inflight_runtime.coordinator.client import FencedError
 from inflight_runtime.protocol import StepCommit
 from inflight_runtime.trainer import loop, remote
@@ -72,6 +72,17 @@ def test_published_weights_are_those_of_the_model(tmp_path: Path, model: Path) -
     trainer = run.run()
     assert same(run.publisher.snapshots[-1].tensors(), weights(trainer))
     assert not same(run.publisher.snapshots[0].tensors(), weights(trainer))
+
+
+def test_weights_are_published_in_the_servers_precision_whatever_the_trainer_computes_in(
+    tmp_path: Path, model: Path
+) -> None:
+    config = trainer_config(tmp_path, model, steps=1, weight_sync=WeightSyncConfig(dtype="bfloat16"))
+    run = TrainerRun(config, FakeCoordinator(random_batches(0), steps=1))
+    trainer = run.run()
+    rounded = {name: tensor.bfloat16() for name, tensor in weights(trainer).items()}
+    assert same(run.publisher.snapshots[-1].tensors(), rounded)
+    assert all(tensor.dtype == torch.bfloat16 for tensor in run.publisher.snapshots[-1].tensors().values())
 
 
 def test_the_next_batch_is_asked_for_before_the_step_is_committed(tmp_path: Path, model: Path) -> None:

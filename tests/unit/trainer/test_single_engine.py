@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen2PreTrainedModel
 
-from inflight_runtime.config.roles import LossConfig, OptimizerConfig
+from inflight_runtime.config.roles import Dtype, LossConfig, OptimizerConfig
 from inflight_runtime.trainer.batching import build_step
 from inflight_runtime.trainer.contract import EngineError
 from inflight_runtime.trainer.engines import make_engine
@@ -23,9 +24,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), initializer_range=0.1)
 
 
-def started(directory: Path, path: Path, **changes: object) -> SingleEngine:
+def started(directory: Path, path: Path, *, dtype: Dtype = "float32", **changes: object) -> SingleEngine:
     engine = SingleEngine()
-    engine.init(trainer_config(directory, path, **changes), None, 0)
+    config = trainer_config(directory, path, **changes)
+    engine.init(config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})}), None, 0)
     return engine
 
 
@@ -120,14 +122,85 @@ def test_biases_and_norms_are_not_decayed(tmp_path: Path, model: Path) -> None:
 
 def test_bfloat16_computes_under_autocast_with_float32_master_weights(tmp_path: Path, model: Path) -> None:
     full = started(tmp_path, model)
-    config = trainer_config(tmp_path, model)
-    half = SingleEngine()
-    half.init(config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})}), None, 0)
+    half = started(tmp_path, model, dtype="bfloat16")
     batch = micro_batch(full)
     exact, rounded = full.forward(batch).logprobs, half.forward(batch).logprobs
     assert rounded.dtype == torch.float32
     assert 0 < (exact - rounded).abs().max() < 0.25
     assert all(tensor.dtype == torch.float32 for _, tensor in half.export_weights())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_head_computes_in_the_configs_precision_and_its_logits_become_float32_as_in_servers(
+    tmp_path: Path, model: Path, dtype: Dtype
+) -> None:
+    engine = started(tmp_path, model, dtype=dtype)
+    logits: list[torch.Tensor] = []
+    engine.model.get_output_embeddings().register_forward_hook(lambda module, given, output: logits.append(output))
+    batch = micro_batch(engine)
+    logprobs = engine.forward(batch).logprobs
+    (found,) = logits
+    assert found.dtype == getattr(torch, dtype)
+    expected = found.float().log_softmax(-1)[torch.from_numpy(batch.token_sources), torch.from_numpy(batch.targets)]
+    assert logprobs.dtype == torch.float32
+    assert torch.allclose(logprobs, expected, atol=1e-5)
+
+
+def gradients(engine: SingleEngine) -> tuple[dict[str, torch.Tensor], int]:
+    """The gradients of a micro-batch, and the bytes that were kept for them from the forward pass."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in engine.parameters}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = engine.forward(micro_batch(engine)).logprobs.sum()
+    engine.backward(loss, last=True)
+    return {name: parameter.grad for name, parameter in engine.model.named_parameters()}, sum(kept.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activation_checkpointing_keeps_less_and_changes_no_gradient(tmp_path: Path, dtype: Dtype) -> None:
+    path = make_tiny_model(tmp_path / "model", layers=4, initializer_range=0.1)
+    plain, much = gradients(started(tmp_path, path, dtype=dtype))
+    again, little = gradients(started(tmp_path, path, dtype=dtype, activation_checkpointing=True))
+    assert little < much / 2
+    assert plain.keys() == again.keys()
+    for name, gradient in plain.items():
+        assert torch.equal(gradient, again[name]), name
+
+
+def test_a_checkpoint_goes_on_with_activation_checkpointing_and_without(tmp_path: Path, model: Path) -> None:
+    def trained(engine: SingleEngine) -> dict[str, torch.Tensor]:
+        engine.backward(engine.forward(micro_batch(engine)).logprobs.sum(), last=True)
+        assert engine.optimizer_step().applied
+        return {name: tensor.clone() for name, tensor in engine.export_weights()}
+
+    weights = {}
+    for first in (False, True):
+        begun = started(tmp_path, model, activation_checkpointing=first)
+        trained(begun)
+        (directory := tmp_path / str(first)).mkdir()
+        begun.save(directory)
+        for then in (False, True):
+            later = SingleEngine()
+            later.init(trainer_config(tmp_path, model, activation_checkpointing=then), directory, 1)
+            weights[first, then] = trained(later)
+    for way, tensors in weights.items():
+        assert tensors.keys() == weights[False, False].keys()
+        assert all(torch.equal(tensor, weights[False, False][name]) for name, tensor in tensors.items()), way
+
+
+def test_activation_checkpointing_of_a_model_without_known_blocks_is_refused(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Qwen2PreTrainedModel, "_no_split_modules", None)
+    with pytest.raises(EngineError, match="Qwen2ForCausalLM does not say which of its modules are blocks"):
+        started(tmp_path, model, activation_checkpointing=True)
 
 
 def test_a_model_that_ignores_the_mask_is_refused(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,16 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inflight_runtime.config.roles import TrainerConfig
-from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats, TokenStats
-from inflight_runtime.trainer.engines.single import SingleEngine
+from inflight_runtime.trainer.contract import EngineInfo, StepStats, TokenStats
+from inflight_runtime.trainer.engines.many import ManyRanksEngine
+from inflight_runtime.trainer.engines.model import allocate, find_blocks, recompute
+from inflight_runtime.trainer.engines.single import make_optimizer
 from inflight_runtime.trainer.engines.state import MOMENTS, Moments
 from inflight_runtime.trainer.logprobs import Head
 from inflight_runtime.trainer.packing import MicroBatch
 from inflight_runtime.trainer.schedule import learning_rate
 from inflight_runtime.weights.names import checkpoint_tensors
 
-COLLECTIVE_DEADLINE_S: Final = 600.0
-"""Of one collective."""
 BUCKET_ELEMENTS: Final = 1 << 26
 """Elements that are reduced at once, or gathered at once for an export (256 MiB of float32)."""
 PERSISTENT_ELEMENTS = 100_000
@@ -39,7 +38,7 @@ WHOLE_MODEL_SPLIT: Final = 3
 """The stage on which weights are split, too."""
 
 
-class DeepSpeedEngine(SingleEngine):
+class DeepSpeedEngine(ManyRanksEngine):
     """Implements :class:`~inflight_runtime.trainer.contract.TrainerEngine`; all its methods are collectives."""
 
     wrapped: Any = None
@@ -49,14 +48,13 @@ class DeepSpeedEngine(SingleEngine):
     def init(self, config: TrainerConfig, resume: Path | None, step: int) -> EngineInfo:
         """See the contract."""
         os.environ.setdefault("DS_ACCELERATOR", config.device)  # before transformers imports deepspeed
-        self._owns_group = not dist.is_initialized()
-        device = _join_group(config.device)
-        # Whole, on the host and with the single engine's checks at first: what is split afterwards is known to train.
-        model = config.model if resume is None else config.model.model_copy(update={"path": str(resume / "model")})
-        info = super().init(config.model_copy(update={"device": "cpu", "model": model}), None, step)
-        self.config = config
-        self.device = device
-        self._names = super()._parameter_names()
+        info = self._load(config, resume, step)
+        self._send(self.model.buffers())
+        # Memory that nothing is written to until DeepSpeed, parameter by parameter, sends rank 0's and splits them.
+        allocate(self.model.parameters(), torch.device("cpu"))
+        if config.activation_checkpointing:
+            for block in find_blocks(self.model):
+                recompute(block)
         self._pending = False
         self._wrap()
         if resume is not None:
@@ -111,8 +109,7 @@ class DeepSpeedEngine(SingleEngine):
         """See the contract."""
         if self.wrapped is not None:
             self.wrapped.destroy()
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
+        super().close()
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -126,7 +123,8 @@ class DeepSpeedEngine(SingleEngine):
         deepspeed.ops.__compatible_ops__ = {}
         deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
         head = _Head(self.model.get_output_embeddings(), super()._token_stats)
-        self.optimizer = HeldAdamW(self.optimizer.param_groups)
+        self.optimizer = HeldAdamW(make_optimizer(self.model, self.config).param_groups)
+        self._names = super()._parameter_names()
         self.wrapped, *_ = deepspeed.initialize(
             model=_Policy(self.model, head, super().forward).eval(),
             optimizer=self.optimizer,
@@ -299,31 +297,3 @@ def _buckets(named: Iterator[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]
         size += parameter.ds_numel  # numel() is that of this rank's placeholder
     if bucket:
         yield bucket
-
-
-def _join_group(device: str) -> torch.device:
-    """Join the process group that torchrun's environment describes; a single process makes one of its own.
-
-    Raises:
-        EngineError: there is no GPU for this rank, or the ranks did not meet.
-    """
-    backend, place = "gloo", torch.device("cpu")
-    if device == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        if local >= torch.cuda.device_count():
-            raise EngineError(
-                f"trainer device is 'cuda' and torch sees {torch.cuda.device_count()} CUDA devices, none for local "
-                f"rank {local}: start no more ranks than there are GPUs"
-            )
-        torch.cuda.set_device(local)
-        backend, place = "cpu:gloo,cuda:nccl", torch.device("cuda", local)
-    if dist.is_initialized():
-        return place
-    try:
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        else:
-            dist.init_process_group(backend, timeout=timedelta(seconds=COLLECTIVE_DEADLINE_S))
-    except (ValueError, RuntimeError) as error:
-        raise EngineError(f"the ranks of the trainer did not meet (does torchrun start them?): {error}") from error
-    return place

@@ -21,37 +21,32 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.contract import EngineError, EngineInfo, TokenStats
-from inflight_runtime.trainer.engines.single import SingleEngine, make_optimizer
+from inflight_runtime.trainer.engines.many import ManyRanksEngine
+from inflight_runtime.trainer.engines.model import find_blocks, recompute
+from inflight_runtime.trainer.engines.single import make_optimizer
 from inflight_runtime.trainer.engines.state import MOMENTS, SHARDED, read_state, write_state
 from inflight_runtime.trainer.manifest import cause
 from inflight_runtime.trainer.packing import MicroBatch
-from inflight_runtime.trainer.ranks import join_group
 from inflight_runtime.weights.names import checkpoint_tensors
 
 BUCKET_BYTES: Final = 256 * 1024 * 1024
 """Gathered weights that are held at once in an export, on each rank."""
 
 
-class Fsdp2Engine(SingleEngine):
+class Fsdp2Engine(ManyRanksEngine):
     """Implements :class:`~inflight_runtime.trainer.contract.TrainerEngine`; all its methods are collectives."""
 
     policy: FSDPModule | None = None
 
     def init(self, config: TrainerConfig, resume: Path | None, step: int) -> EngineInfo:
         """See the contract."""
-        self._owns_group = not dist.is_initialized()
-        join_group(config.device)
-        # Whole, on the CPU and with the single engine's checks at first: what is sharded afterwards is known to train.
-        model = config.model if resume is None else config.model.model_copy(update={"path": str(resume / "model")})
-        info = super().init(config.model_copy(update={"device": "cpu", "model": model}), None, step)
-        self.config = config
-        self.device = torch.device(config.device)
+        info = self._load(config, resume, step)
         self.autocast = False  # the mixed-precision policy does it
         self.policy = self._shard(config)
         self.parameters = list(self.model.parameters())
@@ -79,7 +74,7 @@ class Fsdp2Engine(SingleEngine):
         held = 0
         for name, parameter in checkpoint_tensors(self.model.named_parameters(), tied=tied):
             # Whole buckets are gathered before any of it is used: no collective runs beside what the caller does.
-            bucket.append((name, _whole(parameter.detach())))
+            bucket.append((name, _whole(parameter.detach().to(self.device))))
             held += bucket[-1][1].nbytes
             if held >= BUCKET_BYTES:
                 yield from bucket
@@ -113,25 +108,25 @@ class Fsdp2Engine(SingleEngine):
 
     def close(self) -> None:
         """See the contract."""
+        self.optimizer.zero_grad(set_to_none=True)
         super().close()
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
 
     def _shard(self, config: TrainerConfig) -> FSDPModule:
-        names = set(self.model._no_split_modules or ())
-        blocks = [module for module in self.model.modules() if type(module).__name__ in names]
-        if not blocks:
-            raise EngineError(
-                f"model {config.model.path} ({type(self.model).__name__}) does not say which of its modules are "
-                "blocks (_no_split_modules), so it cannot be sharded; use the engine 'single'"
-            )
+        """Shard block by block: besides its shards a rank holds one block whole, or what is outside of blocks."""
         half = config.model.dtype == "bfloat16"
         settings: dict[str, Any] = {
             "mesh": init_device_mesh(config.device, (dist.get_world_size(),)),
             "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy(),
         }
-        for block in blocks:
+        if config.offload_optimizer:
+            settings["offload_policy"] = CPUOffloadPolicy(pin_memory=config.device == "cuda")
+        self._send(self.model.buffers())
+        for block in find_blocks(self.model):
+            self._send(block.parameters())
+            if config.activation_checkpointing:
+                recompute(block)
             fully_shard(block, **settings)
+        self._send(parameter for parameter in self.model.parameters() if not isinstance(parameter, DTensor))
         return fully_shard(_Policy(self.model, super().forward), **settings)
 
     def _clip_gradients(self) -> Tensor:
@@ -152,7 +147,7 @@ class Fsdp2Engine(SingleEngine):
             for parameter in group["params"]:
                 state = self.optimizer.state[parameter]
                 if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=self.device)
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
                     state |= {moment: torch.zeros_like(parameter) for moment in MOMENTS}
                 found |= {f"{names[id(parameter)]}.{key}": state[key] for key in ("step", *MOMENTS)}
         return found

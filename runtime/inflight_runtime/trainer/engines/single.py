@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.batching import TrainSequence
 from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats, TokenStats
+from inflight_runtime.trainer.engines.model import find_blocks, load_model, recompute
 from inflight_runtime.trainer.engines.state import WHOLE, Moments, check_moments, read_state, write_state
 from inflight_runtime.trainer.logprobs import Head, next_token_stats, scaled_logits
 from inflight_runtime.trainer.packing import MicroBatch, plan_step
@@ -38,33 +36,21 @@ class SingleEngine:
 
     def init(self, config: TrainerConfig, resume: Path | None, step: int) -> EngineInfo:
         """See the contract."""
-        torch.set_num_threads(config.threads)
-        torch.manual_seed(config.seed)
         if config.device == "cuda" and not torch.cuda.is_available():
             raise EngineError("trainer device is 'cuda' and torch sees no CUDA device; set it to 'cpu' or find the GPU")
-        self.config = config
-        self.device = torch.device(config.device)
-        self.step = step
-        self.autocast = config.model.dtype == "bfloat16"
-        self.model = _load_model(config, config.model.path if resume is None else str(resume / "model"))
+        self._begin(config, torch.device(config.device), step)
+        self.model = load_model(config, resume)
         self.model.to(self.device)
+        info = self._describe_model()
+        self._check_model()
+        if config.activation_checkpointing:
+            for block in find_blocks(self.model):
+                recompute(block)
         self.parameters = list(self.model.parameters())
         self.optimizer = make_optimizer(self.model, config)
         if resume is not None:
             self._load_state(resume / "trainer.pt")
-        head = self.model.get_output_embeddings()
-        self.vocab_size = int(head.weight.shape[0])
-        text = self.model.config.get_text_config()
-        _check_attention_window(text, config.model.max_length)
-        try:
-            self._check_shared_prefixes()
-        except TypeError as error:
-            raise EngineError(
-                f"model {config.model.path} ({type(self.model).__name__}) does not take what the 'single' engine gives "
-                f"it, an attention mask and position ids: {error}"
-            ) from error
-        count = sum(parameter.numel() for parameter in self.parameters)
-        return EngineInfo(parameters=count, vocab_size=self.vocab_size, hidden_size=int(text.hidden_size))
+        return info
 
     def forward(self, batch: MicroBatch) -> TokenStats:
         """See the contract."""
@@ -116,6 +102,36 @@ class SingleEngine:
     def close(self) -> None:
         """See the contract."""
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _begin(self, config: TrainerConfig, device: torch.device, step: int) -> None:
+        """What is to be set before the model is there; ``device``: where it is checked."""
+        torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        self.config = config
+        self.device = device
+        self.step = step
+        self.autocast = config.model.dtype == "bfloat16"
+
+    def _describe_model(self) -> EngineInfo:
+        """Note and return the model's numbers; it may be on the meta device.
+
+        Raises:
+            EngineError: its attention window is too short.
+        """
+        self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
+        text = self.model.config.get_text_config()
+        _check_attention_window(text, self.config.model.max_length)
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        return EngineInfo(parameters=count, vocab_size=self.vocab_size, hidden_size=int(text.hidden_size))
+
+    def _check_model(self) -> None:
+        try:
+            self._check_shared_prefixes()
+        except TypeError as error:
+            raise EngineError(
+                f"model {self.config.model.path} ({type(self.model).__name__}) does not take what the trainer gives "
+                f"it, an attention mask and position ids: {error}"
+            ) from error
 
     def _clip_gradients(self) -> Tensor:
         """Clip the gradients to the configured norm; returns the norm before that."""
@@ -213,24 +229,8 @@ class SingleEngine:
             raise EngineError(
                 f"model {self.config.model.path} ({type(self.model).__name__}): logprobs of sequences that share a "
                 f"prefix differ by {worst:.3g} from those of plain ones; this architecture ignores the attention mask, "
-                "the position ids or changes the logits after its head, and cannot be trained by the 'single' engine"
+                "the position ids or changes the logits after its head, and cannot be trained"
             )
-
-
-def _load_model(config: TrainerConfig, path: str) -> Any:
-    transformers_logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            trust_remote_code=config.model.trust_remote_code,
-            local_files_only=True,
-        )
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        raise EngineError(f"model {path} cannot be loaded: {error}") from error
-    # Dropout would make the policy that is trained another one than the policy that samples.
-    return model.eval()
 
 
 def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
