@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 
 from inflight_runtime.coordinator.client import CoordinatorClient, CoordinatorError, CoordinatorUnavailableError
-from inflight_runtime.local.launch import Launcher
+from inflight_runtime.local.launch import Launcher, trainer_grace_s
 from inflight_runtime.local.machine import Prepared
 from inflight_runtime.local.result import Outcome, RunResult
 from inflight_runtime.local.snapshot import Snapshot, Tracker
@@ -79,7 +79,8 @@ class Executor:
     async def run(self) -> RunResult:
         """Run to the end and leave no process behind."""
         began = time.monotonic()
-        supervisor = Supervisor(self._judge, self._view.event)
+        # Were this process killed, the trainer would still have the time for its checkpoint.
+        supervisor = Supervisor(self._judge, self._view.event, trainer_grace_s(self._prepared.job))
         ended: asyncio.Future[_End] = asyncio.get_running_loop().create_future()
         async with aiohttp.ClientSession() as session, self._client:
             with self._signals(supervisor, ended):

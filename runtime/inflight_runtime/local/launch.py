@@ -11,6 +11,7 @@ from typing import Final
 
 import aiohttp
 
+from inflight_runtime.api import RLTrainingJob
 from inflight_runtime.config.roles import ActorConfig, InferenceConfig
 from inflight_runtime.local.machine import LOOPBACK, Prepared
 from inflight_runtime.local.supervisor import RoleSpec
@@ -24,6 +25,11 @@ FAREWELL_S: Final = 60.0
 LAUNCHER_S: Final = 10.0
 """What torchrun needs of that for itself."""
 GRACE_S: Final = 10.0
+
+
+def trainer_grace_s(job: RLTrainingJob) -> float:
+    """Seconds between SIGTERM and SIGKILL for a trainer."""
+    return job.spec.checkpoint.stop_seconds + FAREWELL_S
 
 
 def role_environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
@@ -87,7 +93,7 @@ class Launcher:
         torchrun itself would import torch a second time, which costs seconds and 0.3 GB for a single rank.
         """
         ranks = self._job.spec.trainer.processes_per_node
-        grace_s = self._job.spec.checkpoint.stop_seconds + FAREWELL_S
+        grace_s = trainer_grace_s(self._job)
         environment = role_environment(os.environ, self._machine.threads)
         if ranks == 1:
             environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}

@@ -219,7 +219,7 @@ class Trainer:
             try:
                 self.report_saved(FAREWELL_S)
             except (TimeoutError, CoordinatorUnavailableError) as error:
-                logger.warning("the coordinator does not know of the last checkpoint: %s", error)
+                logger.warning("the coordinator does not know of the last checkpoint: %s", str(error) or "no answer")
             return
         self.report_saved()
         self.remote.wait_for_servers(Version(self.remote.epoch, self.step), self.config.weight_sync.deadline_s)

@@ -63,7 +63,7 @@ def files(checkpoint: Path) -> list[Path]:
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_damage_anywhere_is_noticed_and_the_one_before_is_taken(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:
