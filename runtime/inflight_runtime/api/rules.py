@@ -21,6 +21,11 @@ def find_contradictions(spec: RLTrainingSpec) -> list[Problem]:
     return [problem for rule in _RULES for problem in rule(spec)]
 
 
+def is_accelerator(resource: str) -> bool:
+    """Whether a Kubernetes resource is a GPU, or a part of one, that torch calls ``cuda``."""
+    return resource.startswith("nvidia.com/") or resource.endswith("/gpu")
+
+
 def looks_like_path(source: str) -> bool:
     """Whether a model source is written as a path (``./model``, ``/models/x``); ``org/name`` may be either."""
     return source.startswith(("/", "./", "../", "~")) or source in (".", "..")
@@ -152,6 +157,18 @@ def _trainer(spec: RLTrainingSpec) -> Iterator[Problem]:
                 "the engine single is one process that holds the whole model",
                 "set it to 1, or use fsdp2 or deepspeed",
             )
+    ranks, sequences = (
+        trainer.nodes * trainer.processes_per_node,
+        spec.algorithm.prompts_per_step * spec.algorithm.group_size,
+    )
+    if ranks > sequences and trainer.engine != "single":
+        yield Problem(
+            "spec.trainer.processesPerNode",
+            show(trainer.processes_per_node),
+            f"a step has {sequences} sequences (promptsPerStep x groupSize), and there would be {ranks} ranks: some "
+            "would never have work",
+            f"lower nodes x processesPerNode to {sequences} or less, or raise spec.algorithm.promptsPerStep",
+        )
     if trainer.engine != "deepspeed":
         for name, value, usual in (
             ("zeroStage", trainer.zero_stage, 2),
@@ -164,6 +181,18 @@ def _trainer(spec: RLTrainingSpec) -> Iterator[Problem]:
                     f"the engine {trainer.engine} has no such option",
                     "remove it, or set spec.trainer.engine to deepspeed",
                 )
+
+
+def _gpus_of_ranks(spec: RLTrainingSpec) -> Iterator[Problem]:
+    trainer = spec.trainer
+    for name, amount in (trainer.resources.requests | trainer.resources.limits).items():
+        if is_accelerator(name) and str(amount).isdecimal() and 0 < int(str(amount)) < trainer.processes_per_node:
+            yield Problem(
+                "spec.trainer.processesPerNode",
+                show(trainer.processes_per_node),
+                f"each rank needs a GPU of its own, and spec.trainer.resources gives a node {amount} ({name})",
+                f"set it to {amount} or less, or raise {name}",
+            )
 
 
 def _reference(spec: RLTrainingSpec) -> Iterator[Problem]:
@@ -220,6 +249,7 @@ _RULES: Final[tuple[Callable[[RLTrainingSpec], Iterator[Problem]], ...]] = (
     _lengths,
     _schedule,
     _trainer,
+    _gpus_of_ranks,
     _reference,
     _checkpoint,
     _overlays,
