@@ -453,7 +453,10 @@ def test_a_trainer_is_drained_more_often_than_it_may_be_restarted(jobs: Jobs) ->
         pod = one_pod(jobs, name, "trainer")
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": jobs.namespace}}
         path = f"/api/v1/namespaces/{jobs.namespace}/pods/{pod}/eviction"
+        jobs.hold(pod)
         jobs.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+        jobs.end_held(pod, exit_code=143)
+        jobs.release(pod)
         jobs.eventually("it is started again", lambda n=times: jobs.status(name)["restarts"] == n)
         jobs.eventually("it trains again", lambda: jobs.status(name)["trainer"]["ready"] == 1)
     assert jobs.there(f"jobset/{name}-t")["status"].get("restartsCountTowardsMax", 0) == 0
