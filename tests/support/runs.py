@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,13 +196,13 @@ def ranks_job(model: Path, engine: str, steps: int) -> dict[str, Any]:
     return job
 
 
-def rank_pid(run: LocalRun, rank: int, but: int = 0) -> int:
-    """The process of one rank of the trainer, once it is there and another one than `but`."""
+def rank_pid(run: LocalRun, rank: int, but: Collection[int] = ()) -> int:
+    """The process of one rank of the trainer, once it is there and none of `but`."""
     deadline = time.monotonic() + RANK_DEADLINE_S
     while time.monotonic() < deadline:
         for pid in run.pids("trainer"):
             try:
-                if pid != but and psutil.Process(pid).environ().get("RANK") == str(rank):
+                if pid not in but and psutil.Process(pid).environ().get("RANK") == str(rank):
                     return pid
             except psutil.Error:
                 continue

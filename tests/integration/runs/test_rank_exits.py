@@ -33,7 +33,7 @@ def test_a_crash_of_a_rank_is_not_taken_for_bad_input(letters_model: Path, tmp_p
     with local_run(job, tmp_path) as run:
         killed = rank_pid(run, 1)
         os.kill(killed, signal.SIGKILL)
-        os.kill(rank_pid(run, 1, but=killed), signal.SIGKILL)
+        os.kill(rank_pid(run, 1, but={killed}), signal.SIGKILL)
         assert run.wait(120) == 1, run.logs()
         printed = run.printed()
         assert "trainer: ended with exit code 137; restart 1 of 1" in printed
