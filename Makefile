@@ -9,10 +9,11 @@ PYTEST ?=
 # Extra arguments for "make node", for instance: make node NODE="--image operator.tar"
 NODE ?=
 RANKS := tests/integration/trainer/test_fsdp2.py tests/integration/trainer/test_deepspeed.py tests/integration/trainer/test_faults.py \
-         tests/integration/runs/test_ranks.py
+         tests/integration/runs/test_ranks.py tests/integration/runs/test_ranks_vllm.py tests/integration/runs/test_rank_exits.py
+RANKS_KILLED := tests/integration/runs/test_ranks_killed.py
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration test-ranks test-control-plane \
+.PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration test-ranks test-ranks-killed test-control-plane \
         control-plane node test-cluster images test-image bench bench-operator bench-cluster lock fmt clean
 
 help: ## Show this list
@@ -49,10 +50,13 @@ test-unit: bootstrap ## Fast tests, no server
 	@$(PYTHON) -m pytest tests/unit -n 2 $(PYTEST)
 
 test-integration: bootstrap ## Tests with real processes, one file at a time on each of two workers
-	@$(PYTHON) -m pytest tests/integration -n 2 --dist loadfile $(RANKS:%=--ignore=%) $(PYTEST)
+	@$(PYTHON) -m pytest tests/integration -n 2 --dist loadfile $(patsubst %,--ignore=%,$(RANKS) $(RANKS_KILLED)) $(PYTEST)
 
 test-ranks: bootstrap ## Trainers of several ranks: the engines fsdp2 and deepspeed, and whole runs with each
 	@$(PYTHON) -m pytest $(RANKS) -n 2 --dist loadfile $(PYTEST)
+
+test-ranks-killed: bootstrap ## A rank is killed at ten random moments of a run, with each engine (some ten minutes)
+	@$(PYTHON) -m pytest $(RANKS_KILLED) -s $(PYTEST)
 
 test-control-plane: bootstrap ## Tests against a real Kubernetes API server (compiles it the first time: five minutes, needs Go)
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only --also helm

@@ -113,7 +113,7 @@ MENDS: Final = {
     "PriorityClassMissing": Reason("mend", "The PriorityClass of the job is not there.", "Create it, or name another."),
 }
 OVER: Final = {
-    "TrainerFailed": Reason("over", "The trainer has failed more often than maxRestarts allows.", stalled=True),
+    "TrainerFailed": Reason("over", "The trainer has failed: on bad input, or too often.", stalled=True),
     "DeadlineExceeded": Reason("over", "The job was active for activeDeadlineSeconds.", stalled=True),
 }
 REASONS: Final[dict[str, Reason]] = {**STATES, **WAITS, **MENDS, **OVER}

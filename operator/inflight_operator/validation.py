@@ -221,6 +221,14 @@ def _whole_spec() -> list[Rule]:
             "self.evaluation.everySteps",
             ".evaluation.everySteps",
         ),
+        Rule(
+            "spec",
+            "self.trainer.engine == 'single' || self.trainer.nodes * self.trainer.processesPerNode <= "
+            "self.algorithm.promptsPerStep * self.algorithm.groupSize",
+            "some ranks would never have work; lower nodes x processesPerNode to promptsPerStep x groupSize or less",
+            "self.trainer.processesPerNode",
+            ".trainer.processesPerNode",
+        ),
     ]
 
 

@@ -144,7 +144,9 @@ def test_every_role_starts(runtime: Container, role: str) -> None:
     assert "--config" in runtime.run("python", "-m", f"inflight_runtime.{role}", "--help")
 
 
-@pytest.mark.parametrize("command", [["python", "-m", "torch.distributed.run"], ["hf", "download"], ["inflight"]])
+@pytest.mark.parametrize(
+    "command", [["python", "-m", "inflight_runtime.trainer.launch"], ["hf", "download"], ["inflight"]]
+)
 def test_the_pods_other_commands_are_there(runtime: Container, command: list[str]) -> None:
     assert "usage" in runtime.run(*command, "--help").lower()
 

@@ -276,7 +276,7 @@ def test_a_trainer_that_ends_with_an_error_when_stopped_costs_neither_the_run_no
     jobs.hold(pod)
     jobs.suspend(restless)
     jobs.eventually("the trainer ends", lambda: jobs.there(f"pod/{pod}")["metadata"].get("deletionTimestamp"))
-    jobs.end_held(pod, exit_code=1)  # as torchrun does on SIGTERM
+    jobs.end_held(pod, exit_code=143)
     jobs.release(pod)
     assert jobs.wait_phase(restless, "Suspended", "Failed")["phase"] == "Suspended"
     jobs.resume(restless)
@@ -434,6 +434,33 @@ def test_a_trainer_beyond_its_restarts_fails_the_job_with_its_last_words(cluster
     jobs.eventually("only the claims are left", lambda: children(jobs, name) == claims)
     found = jobs.condition(name, "Failed")
     assert found is not None and "out of memory at step 9" in found["message"]
+
+
+def test_bad_input_of_a_trainer_fails_the_job_without_a_restart(cluster: Cluster, jobs: Jobs) -> None:
+    name = running(jobs, quick("wrong"))
+    selector = names.selector_text(name, "trainer")
+    end_pods(cluster.kubectl, jobs.namespace, selector, exit_code=2, message="cannot train: no such model")
+    status = jobs.wait_phase(name, "Failed")
+    assert status["restarts"] == 0
+    found = condition(status, "Failed")
+    assert found is not None and found["reason"] == "TrainerFailed"
+    assert "exit code 2: cannot train: no such model" in found["message"]
+
+
+def test_a_trainer_is_drained_more_often_than_it_may_be_restarted(jobs: Jobs) -> None:
+    name = running(jobs, quick("drained"))
+    for times in (1, 2, 3):
+        pod = one_pod(jobs, name, "trainer")
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": jobs.namespace}}
+        path = f"/api/v1/namespaces/{jobs.namespace}/pods/{pod}/eviction"
+        jobs.hold(pod)
+        jobs.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+        jobs.end_held(pod, exit_code=143)
+        jobs.release(pod)
+        jobs.eventually("it is started again", lambda n=times: jobs.status(name)["restarts"] == n)
+        jobs.eventually("it trains again", lambda: jobs.status(name)["trainer"]["ready"] == 1)
+    assert jobs.there(f"jobset/{name}-t")["status"].get("restartsCountTowardsMax", 0) == 0
+    assert jobs.status(name)["phase"] == "Running"
 
 
 def test_only_active_time_counts_against_the_deadline(jobs: Jobs) -> None:

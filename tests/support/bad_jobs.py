@@ -519,6 +519,20 @@ CONTRADICTIONS: Final = [
         "(got true); remove it, or set spec.trainer.engine to fsdp2 or deepspeed",
     ),
     Bad(
+        "spec: {algorithm: {promptsPerStep: 1}, trainer: {engine: fsdp2, nodes: 2, processesPerNode: 8}}",
+        "spec.trainer.processesPerNode",
+        "there would be 16 ranks",
+        "(got 8); lower nodes x processesPerNode",
+        remedy="to 8 or less",
+    ),
+    Bad(
+        "spec: {trainer: {engine: fsdp2, processesPerNode: 8, resources: {limits: {nvidia.com/gpu: 4}}}}",
+        "spec.trainer.processesPerNode",
+        "a GPU of its own",
+        unknowable="an amount in a free-form map",
+        remedy="set it to 4 or less",
+    ),
+    Bad(
         "spec: {inference: {engine: reference, tensorParallel: 2}}",
         "spec.inference.tensorParallel",
         "engine: vllm",

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SORT_LETTERS = REPOSITORY / "examples" / "sort-letters"
 POLL_S = 0.05
 END_GRACE_S = 60.0
+RANK_DEADLINE_S = 60.0
+RANKS_GROUPS = 4
 
 
 @dataclass
@@ -183,6 +185,29 @@ def sort_letters_job(model: Path, *, engine: str = "reference", **algorithm: Any
         spec["inference"].pop("engineArgs", None)
     spec["algorithm"] |= {"steps": 12, "promptsPerStep": 4, "groupSize": 4} | algorithm
     return job
+
+
+def ranks_job(model: Path, engine: str, steps: int) -> dict[str, Any]:
+    """A short job whose trainer has two ranks."""
+    job = sort_letters_job(model, steps=steps, promptsPerStep=RANKS_GROUPS, maxStaleness=2)
+    job["spec"]["trainer"] = job["spec"].get("trainer", {}) | {"engine": engine, "processesPerNode": 2}
+    job["spec"]["checkpoint"] = {"everySteps": 4, "keep": 2}
+    job["spec"]["logging"] = {"rolloutsPerStep": 1000}
+    return job
+
+
+def rank_pid(run: LocalRun, rank: int, but: Collection[int] = ()) -> int:
+    """The process of one rank of the trainer, once it is there and none of `but`."""
+    deadline = time.monotonic() + RANK_DEADLINE_S
+    while time.monotonic() < deadline:
+        for pid in run.pids("trainer"):
+            try:
+                if pid not in but and psutil.Process(pid).environ().get("RANK") == str(rank):
+                    return pid
+            except psutil.Error:
+                continue
+        time.sleep(0.1)
+    raise AssertionError(f"there is no rank {rank}\n{run.logs()}")
 
 
 def check_ledger(run: LocalRun, *, steps: int, groups_per_step: int) -> Counter[str]:

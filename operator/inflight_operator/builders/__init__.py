@@ -29,10 +29,10 @@ from inflight_operator.builders.build import (
     pod_template_of,
     role_of,
 )
-from inflight_operator.builders.resources import is_accelerator
 from inflight_operator.builders.wiring import COORDINATOR_PORT, INFERENCE_PORT, wire
 from inflight_operator.settings import Settings
 from inflight_runtime.api import RLTrainingJob
+from inflight_runtime.api.rules import is_accelerator
 
 __all__ = [
     "BUILDER_REVISION",

@@ -14,7 +14,7 @@ from inflight_runtime.api import API_VERSION, KIND, RLTrainingJob
 
 Manifest = dict[str, Any]
 
-BUILDER_REVISION: Final = "4"
+BUILDER_REVISION: Final = "5"
 """Raised whenever a builder makes something else of the same job; running jobs keep what they were started with."""
 DIGEST_LENGTH: Final = 10
 CONTENT: Final = frozenset({"Secret"})

@@ -10,6 +10,7 @@ from typing import Any, Final
 from inflight_operator import names
 from inflight_operator.merge import merge_template
 from inflight_runtime.api.placement import PodRole
+from inflight_runtime.api.rules import is_accelerator
 from inflight_runtime.config.render import Device
 
 Requirements = dict[str, dict[str, str]]
@@ -60,11 +61,6 @@ def device_of(resources: Requirements) -> Device:
     """What a container with these resources computes on."""
     asked = (name for name, amount in resources["limits"].items() if is_accelerator(name) and str(amount) != "0")
     return "cuda" if any(asked) else "cpu"
-
-
-def is_accelerator(resource: str) -> bool:
-    """Whether a resource is a GPU, or a part of one, that torch calls ``cuda``."""
-    return resource.startswith("nvidia.com/") or resource.endswith("/gpu")
 
 
 def threads_of(resources: Requirements, processes: int = 1) -> int:

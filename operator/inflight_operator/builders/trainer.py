@@ -1,4 +1,4 @@
-"""The trainer: a JobSet of one indexed Job, one pod per node, torchrun in each."""
+"""The trainer: a JobSet of one indexed Job, one pod per node, in each the launcher of its ranks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from inflight_operator.builders.wiring import Wiring
 JOBSET_API: Final = "jobset.x-k8s.io/v1alpha2"
 RENDEZVOUS_PORT: Final = 29_500
 FAREWELL_S: Final = 60
-"""What torchrun leaves its workers after SIGTERM beyond ``stopSeconds``: a farewell takes 15 s at most."""
+"""What the launcher leaves its ranks after SIGTERM beyond ``stopSeconds``: a farewell takes 15 s at most."""
 LAUNCHER_S: Final = 30
 """What a pod has beyond that."""
+EXIT_BAD_INPUT: Final = 2
+"""A trainer's exit code for a configuration, model or checkpoint that it cannot use."""
 NODE_INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -34,7 +36,8 @@ def job_set(build: Build, wiring: Wiring) -> Manifest:
     """The trainer's JobSet.
 
     A failed pod fails its Job, and the JobSet starts all nodes anew, from the last checkpoint: torch cannot take in a
-    single one. What a drain or a preemption does is not the trainer's fault and does not use up ``maxRestarts``.
+    single one. What a drain or a preemption does is not the trainer's fault and does not use up ``maxRestarts``; bad
+    input fails the run at once, since no restart mends it.
     """
     nodes = build.job.spec.trainer.nodes
     labels = names.labels(build.name, names.TRAINER)
@@ -46,7 +49,13 @@ def job_set(build: Build, wiring: Wiring) -> Manifest:
         # A Terminating pod still trains: a resumed run must not get a second trainer beside it.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
-            "rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+            "rules": [
+                {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": names.TRAINER, "operator": "In", "values": [EXIT_BAD_INPUT]},
+                },
+            ]
         },
         "template": pod_template(build, _pod(build, wiring), build.job.spec.trainer),
     }
@@ -59,12 +68,20 @@ def job_set(build: Build, wiring: Wiring) -> Manifest:
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {
                 "maxRestarts": build.job.spec.trainer.max_restarts,
+                # Both have the reason PodFailurePolicy; the Job controller's message tells them apart.
                 "rules": [
+                    {
+                        "name": "badInput",
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                        "onJobFailureMessagePatterns": [rf"with exit code {EXIT_BAD_INPUT}\b"],
+                    },
                     {
                         "name": "disruption",
                         "action": "RestartJobSetAndIgnoreMaxRestarts",
                         "onJobFailureReasons": ["PodFailurePolicy"],
-                    }
+                        "onJobFailureMessagePatterns": ["DisruptionTarget"],
+                    },
                 ],
             },
             "replicatedJobs": [
@@ -80,11 +97,10 @@ def job_set(build: Build, wiring: Wiring) -> Manifest:
 
 def _pod(build: Build, wiring: Wiring) -> Pod:
     spec = build.job.spec.trainer
-    module = ["--module", "inflight_runtime.trainer", "--config", config_file(names.TRAINER)]
     return Pod(
         role=names.TRAINER,
         image=role_image(build, names.TRAINER, spec.image),
-        command=["python", "-m", "torch.distributed.run", *module],
+        command=["python", "-m", "inflight_runtime.trainer.launch", "--config", config_file(names.TRAINER)],
         resources=wiring.trainer,
         grace_s=build.job.spec.checkpoint.stop_seconds + FAREWELL_S + LAUNCHER_S,
         mounts=(
@@ -100,7 +116,7 @@ def _pod(build: Build, wiring: Wiring) -> Pod:
 
 
 def _torchrun(build: Build) -> tuple[dict[str, Any], ...]:
-    """Torchrun's own options, as the environment variables that it reads; the same for every node but its rank."""
+    """Torchrun's options, as the environment variables that the launcher reads; the same on every node but its rank."""
     spec = build.job.spec.trainer
     values = {
         "PET_NNODES": str(spec.nodes),

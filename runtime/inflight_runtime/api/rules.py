@@ -21,6 +21,11 @@ def find_contradictions(spec: RLTrainingSpec) -> list[Problem]:
     return [problem for rule in _RULES for problem in rule(spec)]
 
 
+def is_accelerator(resource: str) -> bool:
+    """Whether a Kubernetes resource is a GPU, or a part of one, that torch calls ``cuda``."""
+    return resource.startswith("nvidia.com/") or resource.endswith("/gpu")
+
+
 def looks_like_path(source: str) -> bool:
     """Whether a model source is written as a path (``./model``, ``/models/x``); ``org/name`` may be either."""
     return source.startswith(("/", "./", "../", "~")) or source in (".", "..")
@@ -166,6 +171,30 @@ def _trainer(spec: RLTrainingSpec) -> Iterator[Problem]:
             "the engine single has no such option",
             "remove it, or set spec.trainer.engine to fsdp2 or deepspeed",
         )
+    ranks, sequences = (
+        trainer.nodes * trainer.processes_per_node,
+        spec.algorithm.prompts_per_step * spec.algorithm.group_size,
+    )
+    if ranks > sequences and trainer.engine != "single":
+        yield Problem(
+            "spec.trainer.processesPerNode",
+            show(trainer.processes_per_node),
+            f"a step has {sequences} sequences (promptsPerStep x groupSize), and there would be {ranks} ranks: some "
+            "would never have work",
+            f"lower nodes x processesPerNode to {sequences} or less, or raise spec.algorithm.promptsPerStep",
+        )
+
+
+def _gpus_of_ranks(spec: RLTrainingSpec) -> Iterator[Problem]:
+    trainer = spec.trainer
+    for name, amount in (trainer.resources.requests | trainer.resources.limits).items():
+        if is_accelerator(name) and str(amount).isdecimal() and 0 < int(str(amount)) < trainer.processes_per_node:
+            yield Problem(
+                "spec.trainer.processesPerNode",
+                show(trainer.processes_per_node),
+                f"each rank needs a GPU of its own, and spec.trainer.resources gives a node {amount} ({name})",
+                f"set it to {amount} or less, or raise {name}",
+            )
 
 
 def _reference(spec: RLTrainingSpec) -> Iterator[Problem]:
@@ -222,6 +251,7 @@ _RULES: Final[tuple[Callable[[RLTrainingSpec], Iterator[Problem]], ...]] = (
     _lengths,
     _schedule,
     _trainer,
+    _gpus_of_ranks,
     _reference,
     _checkpoint,
     _overlays,

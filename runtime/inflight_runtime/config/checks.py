@@ -51,7 +51,12 @@ _ENTRYPOINT: Final = "spec.environment.entrypoint"
 
 
 def check_local_run(
-    job: RLTrainingJob, job_dir: Path, device: Device, *, environment_deadline_s: float = ENVIRONMENT_DEADLINE_S
+    job: RLTrainingJob,
+    job_dir: Path,
+    device: Device,
+    gpus: int = 0,
+    *,
+    environment_deadline_s: float = ENVIRONMENT_DEADLINE_S,
 ) -> list[Problem]:
     """Everything that would keep ``job`` from running on this machine, ports aside.
 
@@ -59,11 +64,13 @@ def check_local_run(
         job: a checked job.
         job_dir: directory of its file.
         device: what it would compute on.
+        gpus: how many of them there are; without meaning for ``cpu``.
         environment_deadline_s: seconds the environment's import and constructor may take.
     """
     problems = check_runs_locally(job)
     problems += check_engines_installed(job)
     problems += check_transport(job, device)
+    problems += check_ranks(job, device, gpus)
     problems += check_model_files(job, job_dir, device)
     problems += check_resume_from(job, job_dir)
     problems += check_environment(job, job_dir, environment_deadline_s)
@@ -163,6 +170,16 @@ def check_transport(job: RLTrainingJob, device: Device) -> list[Problem]:
         reason = "a model is split over GPUs, and there is none here"
         problems.append(Problem("spec.inference.tensorParallel", value, reason, "set it to 1"))
     return problems
+
+
+def check_ranks(job: RLTrainingJob, device: Device, gpus: int) -> list[Problem]:
+    """Whether there is a GPU for every rank of the trainer."""
+    ranks = job.spec.trainer.processes_per_node
+    if device == "cpu" or ranks <= gpus:
+        return []
+    reason = f"each rank needs a GPU of its own, and this machine has {gpus}"
+    remedy = f"set it to {gpus} or less; CUDA_VISIBLE_DEVICES says which ones are used"
+    return [Problem("spec.trainer.processesPerNode", str(ranks), reason, remedy)]
 
 
 def check_model(job: RLTrainingJob, directory: Path) -> list[Problem]:

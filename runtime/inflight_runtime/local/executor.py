@@ -26,6 +26,8 @@ STATE_TIMEOUT_S: Final = 2.0
 LAST_WORD_S: Final = 10.0
 """How long a coordinator that is away is waited for when an exit has to be judged."""
 EXIT_FAILED: Final = 1
+EXIT_BAD_INPUT: Final = 2
+"""Of a role, and then of the run: what it was given cannot be used, and no restart mends that."""
 STOP_ORDER: Final = ("actor", "trainer", "inference", "coordinator")
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -118,7 +120,7 @@ class Executor:
                 return ended.result()
             working.result()
         except RoleFailedError as error:
-            return _End("failed", EXIT_FAILED, str(error))
+            return _End("failed", EXIT_BAD_INPUT if error.code == EXIT_BAD_INPUT else EXIT_FAILED, str(error))
         finally:
             working.cancel()
             await asyncio.wait({working})
@@ -171,7 +173,7 @@ class Executor:
     async def _judge(self, spec: RoleSpec, code: int) -> Verdict:
         """Judge an exit that nobody ordered."""
         if spec.kind == "coordinator":
-            return "give_up" if code == 2 else "restart"
+            return "give_up" if code == EXIT_BAD_INPUT else "restart"
         give_up_at = time.monotonic() + LAST_WORD_S
         state = await self._ask(STATE_TIMEOUT_S)
         while state is None and time.monotonic() < give_up_at:
@@ -179,7 +181,7 @@ class Executor:
             state = await self._ask(STATE_TIMEOUT_S)
         if state is not None and state.outcome == "failed":
             return "done"  # the watcher ends the run, with the reason
-        if code == 2:
+        if code == EXIT_BAD_INPUT:
             return "give_up"
         if code == 0 and spec.completes:
             # Somebody may have stopped it from outside, in which case the work is not done.

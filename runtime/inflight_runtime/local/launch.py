@@ -23,7 +23,7 @@ ACTOR_READY_S: Final = 120.0
 FAREWELL_S: Final = 60.0
 """What a trainer may take beyond ``stopSeconds``, its ranks' end and its farewell to the coordinator included."""
 LAUNCHER_S: Final = 10.0
-"""What torchrun needs of that for itself."""
+"""What the ranks' launcher needs of that for itself."""
 GRACE_S: Final = 10.0
 
 
@@ -88,9 +88,9 @@ class Launcher:
         return [self._actor(config) for config in self._rendered.actors]
 
     def trainer(self) -> RoleSpec:
-        """The trainer: torchrun, or for one rank plain Python with the environment that torchrun would give it.
+        """The trainer: its ranks' launcher, or for one rank plain Python with the environment that it would give it.
 
-        torchrun itself would import torch a second time, which costs seconds and 0.3 GB for a single rank.
+        The launcher would import torch a second time, which costs seconds and 0.3 GB for a single rank.
         """
         ranks = self._job.spec.trainer.processes_per_node
         grace_s = trainer_grace_s(self._job)
@@ -102,12 +102,10 @@ class Launcher:
             environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = f"{grace_s - LAUNCHER_S:.0f}"
 
         def command() -> list[str]:
-            plain = self._command("trainer", "trainer")
             if ranks == 1:
-                return plain
+                return self._command("trainer", "trainer")
             meeting = ["--master-addr", LOOPBACK, "--master-port", str(self._ports.take())]
-            launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *meeting]
-            return [plain[0], *launcher, *plain[1:]]
+            return [*self._command("trainer.launch", "trainer"), "--nproc-per-node", str(ranks), *meeting]
 
         return RoleSpec(
             name="trainer",

@@ -23,10 +23,12 @@ class Machine:
     Attributes:
         device: what servers and trainer compute on.
         threads: CPU threads for each of them.
+        gpus: how many there are to compute on; 0 on ``cpu``.
     """
 
     device: Device
     threads: int
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ def inspect_machine(job: RLTrainingJob) -> Machine:
     """Look at cores and accelerators, without importing torch."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     computing = server_count(job) + job.spec.trainer.processes_per_node
-    return Machine(_device(), max(1, cores // computing))
+    device = _device()
+    return Machine(device, max(1, cores // computing), _gpus() if device == "cuda" else 0)
 
 
 def _device() -> Device:
@@ -73,6 +76,14 @@ def _device() -> Device:
     except importlib.metadata.PackageNotFoundError:
         return "cuda"
     return "cpu"  # that build of vLLM has no CUDA kernels, and trainer and servers stay together
+
+
+def _gpus() -> int:
+    """How many GPUs a process that is started here would see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip()])
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia*"))
 
 
 def take_ports(job: RLTrainingJob, ports: PortPool, coordinator: int | None) -> RunPorts:

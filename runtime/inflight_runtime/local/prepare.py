@@ -34,7 +34,7 @@ def checked_job(job_file: Path, overrides: Sequence[str], job_dir: Path) -> tupl
     """
     job = load_with_overrides(job_file, overrides)
     machine = inspect_machine(job)
-    raise_for(check_local_run(job, job_dir, machine.device), str(job_file))
+    raise_for(check_local_run(job, job_dir, machine.device, machine.gpus), str(job_file))
     return job, machine
 
 

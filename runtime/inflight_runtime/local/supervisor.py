@@ -36,12 +36,19 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class RoleFailedError(Exception):
-    """A role is beyond restarting; the message says why, with the last lines of its log."""
+    """A role is beyond restarting; the message says why, with the last lines of its log.
 
-    def __init__(self, role: str, reason: str, details: str) -> None:
+    Attributes:
+        role: its name.
+        reason: how it ended.
+        code: what it ended with; ``None`` when it did not end by itself.
+    """
+
+    def __init__(self, role: str, reason: str, details: str, code: int | None = None) -> None:
         super().__init__(f"{role}: {reason}\n{details}" if details else f"{role}: {reason}")
         self.role = role
         self.reason = reason
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +202,7 @@ class Supervisor:
                     status.restarts = 0
                 bound = spec.restarts if role.ever_ready else min(spec.startup_restarts, spec.restarts)
                 if verdict == "give_up" or code is None or status.restarts >= bound:
-                    self._fail(role, reason)
+                    self._fail(role, reason, code)
                     return
                 delay = BACKOFF_S[min(status.restarts, len(BACKOFF_S) - 1)]
                 status.restarts += 1
@@ -293,13 +300,13 @@ class Supervisor:
                 return f"was ended by {signal.Signals(-code).name}{when}"
         return f"ended with exit code {code}{when}"
 
-    def _fail(self, role: _Role, reason: str) -> None:
+    def _fail(self, role: _Role, reason: str, code: int | None = None) -> None:
         role.status.phase, role.status.note = "failed", reason
         if role.status.restarts:
             reason += f" (after {role.status.restarts} restart{'s' if role.status.restarts > 1 else ''})"
         if not self._failure.done():
             details = logs.explain(role.spec.log, role.log_start)
-            self._failure.set_result(RoleFailedError(role.spec.name, reason, details))
+            self._failure.set_result(RoleFailedError(role.spec.name, reason, details, code))
 
     # --- stop ---------------------------------------------------------------------------------------------------------
 

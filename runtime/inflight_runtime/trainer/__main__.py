@@ -1,4 +1,4 @@
-"""``python -m inflight_runtime.trainer --config FILE``, plainly or under ``python -m torch.distributed.run``.
+"""``python -m inflight_runtime.trainer --config FILE``: one rank, plainly or started by :mod:`.launch`.
 
 Exit codes: 0 all steps done; 1 the run cannot go on; 2 bad config, model or checkpoint directory; 3 another trainer has
 taken over; 143 and 130 after SIGTERM and SIGINT, with a checkpoint.
@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Final
 
 from inflight_runtime.aio import BackgroundLoop
 from inflight_runtime.config.roles import TrainerConfig, load_role_config
@@ -24,9 +23,10 @@ from inflight_runtime.coordinator.client import (
 from inflight_runtime.trainer.batching import BatchError
 from inflight_runtime.trainer.contract import EngineError, TrainerEngine
 from inflight_runtime.trainer.engines import make_engine
+from inflight_runtime.trainer.failure import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_SUPERSEDED, tell_launcher
 from inflight_runtime.trainer.loop import ConfigMismatchError, NonFiniteError, Trainer
 from inflight_runtime.trainer.manifest import CheckpointError
-from inflight_runtime.trainer.ranks import Team, follow
+from inflight_runtime.trainer.ranks import RankError, Team, follow
 from inflight_runtime.trainer.remote import NoBatchError, Remote
 from inflight_runtime.trainer.signals import StopRequest
 from inflight_runtime.weights.errors import StaleEpochError
@@ -34,27 +34,24 @@ from inflight_runtime.weights.publisher import Publisher
 
 logger = logging.getLogger("inflight_runtime.trainer")
 
-EXIT_FAILED: Final = 1
-EXIT_BAD_INPUT: Final = 2
-EXIT_SUPERSEDED: Final = 3
-
 
 def main() -> int:
     """Run one trainer rank; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m inflight_runtime.trainer", description="Train one run.")
     parser.add_argument("--config", type=Path, required=True, help="rendered trainer config (JSON)")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    who = f" rank {os.environ.get('RANK', '?')}" if world > 1 else ""
+    log_format = f"%(asctime)s %(levelname)s{who} %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=log_format, stream=sys.stderr)
     try:
         config = load_role_config(TrainerConfig, arguments.config)
         token = config.token_file.read_text().strip()
         engine = make_engine(config.engine)
-        world = int(os.environ.get("WORLD_SIZE", "1"))
         if config.engine == "single" and world != 1:
             raise EngineError(f"engine 'single' runs as one process and was started as {world}")
     except (OSError, ValueError, EngineError) as error:
-        logger.error("cannot start: %s", error)
-        return EXIT_BAD_INPUT
+        return _fail(f"cannot start: {error}", EXIT_BAD_INPUT)
 
     stop = StopRequest(config.checkpoint.stop_s)
     stop.install()
@@ -63,11 +60,11 @@ def main() -> int:
         if team.rank:
             return follow(config, engine, team, stop)
     except EngineError as error:
-        logger.error("cannot train: %s", error)
-        return EXIT_BAD_INPUT
-    except Exception:
-        logger.exception("this rank ends on an unexpected error")
-        return EXIT_FAILED
+        return _fail(f"cannot train: {error}", EXIT_BAD_INPUT)
+    except RankError as error:
+        return _fail(f"cannot train: {error}", EXIT_FAILED)
+    except Exception as error:
+        return _fail(f"this rank ends on an unexpected error: {error!r}", EXIT_FAILED, trace=True)
     code = _lead(config, engine, team, stop, token)
     team.end(code)
     return code
@@ -88,23 +85,24 @@ def _lead(config: TrainerConfig, engine: TrainerEngine, team: Team, stop: StopRe
     try:
         trainer.run()
     except (FencedError, StaleEpochError) as error:
-        logger.error("another trainer has taken over this run, so this one ends: %s", error)
-        return EXIT_SUPERSEDED
+        return _fail(f"another trainer has taken over this run, so this one ends: {error}", EXIT_SUPERSEDED)
     except (EngineError, ConfigMismatchError) as error:
-        logger.error("cannot train: %s", error)
-        return EXIT_BAD_INPUT
+        return _fail(f"cannot train: {error}", EXIT_BAD_INPUT)
     except CheckpointError as error:
-        logger.error("%s", error)
-        return EXIT_FAILED if trainer.step else EXIT_BAD_INPUT
+        return _fail(str(error), EXIT_FAILED if trainer.step else EXIT_BAD_INPUT)
     except (BatchError, NoBatchError, NonFiniteError, CoordinatorError, CoordinatorUnavailableError, OSError) as error:
-        logger.error("training ends: %s", error)
-        return EXIT_FAILED
-    except Exception:
-        logger.exception("training ends on an unexpected error")
-        return EXIT_FAILED
+        return _fail(f"training ends: {error}", EXIT_FAILED)
+    except Exception as error:
+        return _fail(f"training ends on an unexpected error: {error!r}", EXIT_FAILED, trace=True)
     finally:
         background.close()
     return stop.exit_code if stop.requested and trainer.step < config.steps else 0
+
+
+def _fail(reason: str, code: int, *, trace: bool = False) -> int:
+    logger.error("%s", reason, exc_info=trace)
+    tell_launcher(reason)
+    return code
 
 
 if __name__ == "__main__":

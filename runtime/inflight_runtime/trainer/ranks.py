@@ -56,7 +56,8 @@ def join_group(device: str) -> torch.device:
         The rank's device.
 
     Raises:
-        EngineError: there is no GPU for this rank, or the ranks did not meet.
+        EngineError: there is no GPU for this rank, or the environment is not torchrun's.
+        RankError: the ranks did not meet, which another start may mend.
     """
     backend, place = "gloo", torch.device("cpu")
     if device == "cuda":
@@ -77,8 +78,10 @@ def join_group(device: str) -> torch.device:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         else:
             dist.init_process_group(backend, timeout=timedelta(seconds=COLLECTIVE_DEADLINE_S))
-    except (ValueError, RuntimeError) as error:
-        raise EngineError(f"the ranks of the trainer did not meet (are they started by torchrun?): {error}") from error
+    except ValueError as error:
+        raise EngineError(f"the ranks cannot meet (are they started as torchrun does?): {error}") from error
+    except RuntimeError as error:
+        raise RankError(f"the ranks of the trainer did not meet: {error}") from error
     return place
 
 
@@ -123,7 +126,7 @@ class Team:
         """Meet the other ranks.
 
         Raises:
-            EngineError: they did not meet.
+            EngineError, RankError: see :func:`join_group`.
         """
         if size == 1:
             return cls()
@@ -292,6 +295,7 @@ def follow(config: TrainerConfig, engine: TrainerEngine, team: Team, stop: StopR
         EngineError: the model cannot be loaded or trained; rank 0 finds the same.
         RuntimeError: rank 0 is gone.
     """
+    loaded = False
     while True:
         command = team.hear()
         values = command.fields
@@ -299,6 +303,7 @@ def follow(config: TrainerConfig, engine: TrainerEngine, team: Team, stop: StopR
             case "init":
                 resume = values["resume"]
                 engine.init(config, None if resume is None else Path(resume), values["step"])
+                loaded = True
             case "step":
                 total = forward_backward(engine, command.micro_batches, config.loss)
                 assert total is not None  # hand_out() sends no empty step
@@ -314,7 +319,8 @@ def follow(config: TrainerConfig, engine: TrainerEngine, team: Team, stop: StopR
                 team.stopping(stop)
             case "end":
                 team.leave()
-                engine.close()
+                if loaded:  # rank 0 may end before it has found what to load
+                    engine.close()
                 return int(values["code"])
             case unknown:
                 raise RuntimeError(f"rank 0 sent the command {unknown!r}, which this version does not know")

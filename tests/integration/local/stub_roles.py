@@ -106,6 +106,9 @@ def main() -> None:
     elif ROLE == "actor":
         serve(CONFIG["health_port"])
     note(f"up {os.getpid()}")
+    if BEHAVIOUR == "bad input":
+        sys.stdout.write("cannot train: there is no whole checkpoint\n")
+        sys.exit(2)
     if BEHAVIOUR == "declare the run failed":
         write_state(outcome="failed", reason="the environment failed 8 times in a row: KeyError: 'letters'")
     if ROLE == "trainer" and not BEHAVIOUR:

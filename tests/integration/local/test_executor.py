@@ -183,6 +183,15 @@ def test_a_server_that_never_gets_ready_ends_the_run_with_its_last_lines(playgro
     assert playground.signals()[-1] == "coordinator"
 
 
+def test_a_role_that_cannot_use_its_input_ends_the_run_at_once_with_exit_code_two(playground: Playground) -> None:
+    playground.misbehave(trainer="bad input")
+    code, output = playground.run()
+    assert code == 2
+    assert "trainer: ended with exit code 2\n" in output
+    assert "| cannot train: there is no whole checkpoint" in output
+    assert "restart" not in output
+
+
 def test_a_deadline_in_the_job_ends_the_run(playground: Playground) -> None:
     playground.misbehave(trainer="wait")
     code, output = playground.run("--set", "spec.lifecycle.activeDeadlineSeconds=3")

@@ -4,40 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from support.runs import LocalRun, check_ledger, local_run, sort_letters_job, started
+from support.runs import RANKS_GROUPS as GROUPS
+from support.runs import check_ledger, local_run, rank_pid, ranks_job, started
 
-GROUPS = 4
-RANK_DEADLINE_S = 60.0
 pytestmark = [pytest.mark.timeout(900), pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])]
-
-
-def ranks_job(model: Path, engine: str, steps: int) -> dict[str, Any]:
-    job = sort_letters_job(model, steps=steps, promptsPerStep=GROUPS, maxStaleness=2)
-    job["spec"]["trainer"] = job["spec"].get("trainer", {}) | {"engine": engine, "processesPerNode": 2}
-    job["spec"]["checkpoint"] = {"everySteps": 4, "keep": 2}
-    job["spec"]["logging"] = {"rolloutsPerStep": 1000}
-    return job
-
-
-def rank_pid(run: LocalRun, rank: int) -> int:
-    """The process of one rank of the trainer."""
-    deadline = time.monotonic() + RANK_DEADLINE_S
-    while time.monotonic() < deadline:
-        for pid in run.pids("trainer"):
-            try:
-                if psutil.Process(pid).environ().get("RANK") == str(rank):
-                    return pid
-            except psutil.Error:
-                continue
-        time.sleep(0.1)
-    raise AssertionError(f"there is no rank {rank}\n{run.logs()}")
 
 
 def test_kill_9_of_one_rank_and_the_run_completes(engine: str, letters_model: Path, tmp_path: Path) -> None:

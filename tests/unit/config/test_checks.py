@@ -99,6 +99,13 @@ def test_nccl_and_a_split_model_need_gpus() -> None:
     only(checks.check_transport(split, "cpu"), "spec.inference.tensorParallel", "set it to 1")
 
 
+def test_each_rank_of_the_trainer_needs_a_gpu_of_its_own_where_there_are_gpus() -> None:
+    job = make_job(trainer={"engine": "fsdp2", "processesPerNode": 3})
+    only(checks.check_ranks(job, "cuda", 2), "spec.trainer.processesPerNode", "this machine has 2 (got 3); set it to 2")
+    assert checks.check_ranks(job, "cuda", 3) == []
+    assert checks.check_ranks(job, "cpu", 0) == []
+
+
 def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.check_engines_installed(make_job()) == []
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None if name == "vllm" else object())

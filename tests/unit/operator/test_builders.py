@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -17,6 +18,7 @@ from inflight_operator.merge import MergeError
 from inflight_runtime.api import RLTrainingJob
 from inflight_runtime.config import roles
 from inflight_runtime.local import launch
+from inflight_runtime.trainer.failure import EXIT_BAD_INPUT
 from support.cluster_jobs import (
     CODE,
     FACTS,
@@ -417,7 +419,7 @@ def test_servers_and_trainer_may_compute_on_different_devices() -> None:
 # --- trainer ----------------------------------------------------------------------------------------------------------
 
 
-def test_torchrun_meets_at_the_first_node() -> None:
+def test_the_ranks_of_all_nodes_meet_at_the_first_node() -> None:
     found = children(on_nodes(make_job(), 4, 8))
     job = find(found, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 4, 4)
@@ -426,7 +428,7 @@ def test_torchrun_meets_at_the_first_node() -> None:
     assert env["PET_MASTER_ADDR"] == "letters-t-n-0-0.letters-t"
     assert env["PET_NODE_RANK"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
     command = container_of(template_of(find(found, "JobSet")), "trainer")["command"]
-    assert command[:5] == ["python", "-m", "torch.distributed.run", "--module", "inflight_runtime.trainer"]
+    assert command[:4] == ["python", "-m", "inflight_runtime.trainer.launch", "--config"]
 
 
 def test_a_trainer_of_one_node_needs_no_name() -> None:
@@ -434,15 +436,28 @@ def test_a_trainer_of_one_node_needs_no_name() -> None:
     assert (env["PET_NNODES"], env["PET_MASTER_ADDR"]) == ("1", "127.0.0.1")
 
 
-def test_a_failed_node_restarts_the_trainer_and_a_drain_costs_no_restart() -> None:
+def test_a_failed_node_restarts_the_trainer_a_drain_costs_no_restart_and_bad_input_gets_none() -> None:
     job_set = find(children(make_job(trainer={"maxRestarts": 2})), "JobSet")["spec"]
     assert job_set["failurePolicy"]["maxRestarts"] == 2
-    (rule,) = job_set["failurePolicy"]["rules"]
-    assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
+    bad, drained = job_set["failurePolicy"]["rules"]
+    assert (bad["action"], bad["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    assert drained["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert drained["onJobFailureReasons"] == ["PodFailurePolicy"]
+    said = {  # by Kubernetes' Job controller
+        "bad": "Container trainer for pod a/x-t-n-0-0-2xdsd failed with exit code 2 matching FailJob rule at index 1",
+        "drained": "Pod a/x-t-n-0-0-2xdsd has condition DisruptionTarget matching FailJob rule at index 0",
+    }
+    for rule, name in ((bad, "bad"), (drained, "drained")):
+        (pattern,) = rule["onJobFailureMessagePatterns"]
+        assert [one for one, words in said.items() if re.search(pattern, words)] == [name]
     job = job_set["replicatedJobs"][0]["template"]["spec"]
     assert (job["backoffLimit"], job["podReplacementPolicy"]) == (0, "Failed")
-    (on_pod,) = job["podFailurePolicy"]["rules"]
-    assert (on_pod["action"], on_pod["onPodConditions"][0]["type"]) == ("FailJob", "DisruptionTarget")
+    on_drain, on_bad = job["podFailurePolicy"]["rules"]
+    assert (on_drain["action"], on_drain["onPodConditions"][0]["type"]) == ("FailJob", "DisruptionTarget")
+    assert on_bad == {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [EXIT_BAD_INPUT]},
+    }
     assert job["template"]["spec"]["restartPolicy"] == "Never"
     assert job_set["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
 
