@@ -58,6 +58,12 @@ def shell_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
+def reasons(failures: Mapping[int, ProcessFailure], code: int) -> dict[int, str]:
+    """What the ranks that ended with ``code`` have left by :func:`~inflight_runtime.trainer.failure.tell_launcher`."""
+    alike = {rank: failure for rank, failure in failures.items() if failure.exitcode == code}
+    return {rank: failure.message for rank, failure in alike.items() if Path(failure.error_file).is_file()}
+
+
 class Agent(LocalElasticAgent):
     """Torch's agent of one node, which also remembers the exit codes of its ranks."""
 
@@ -125,7 +131,11 @@ def launch(arguments: Sequence[str]) -> int:
     if rank is None:
         return 0 if result.state is WorkerState.SUCCEEDED else EXIT_FAILED
     code = agent.failed_first[rank]
-    logger.error("rank %d ended first, %s", rank, _ending(code, result.failures.get(rank)))
+    told = reasons(result.failures, code)
+    if rank not in told:  # rank 0 has a reason, and the others may end a moment before it with the code that it tells
+        rank = min(told, default=rank)
+    how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+    logger.error("rank %d failed, %s%s", rank, how, f": {told[rank]}" if rank in told else "")
     return shell_code(code)
 
 
@@ -183,12 +193,6 @@ def _after_signal(agent: Agent, told: signal.Signals) -> int:
     ended = ", ".join(f"rank {rank} with exit code {shell_code(code)}" for rank, code in sorted(codes.items()))
     logger.info("%s: the ranks have ended, %s", told.name, ended)
     return exit_code(codes)
-
-
-def _ending(code: int, failure: ProcessFailure | None) -> str:
-    how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-    told = failure is not None and Path(failure.error_file).is_file()
-    return f"{how}: {failure.message}" if failure is not None and told else how
 
 
 def main() -> int:

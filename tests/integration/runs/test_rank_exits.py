@@ -22,7 +22,7 @@ def test_bad_input_of_a_trainer_ends_the_run_at_once_with_exit_code_two(letters_
         assert run.wait(120) == 2, run.logs()
         printed = run.printed()
         assert "trainer: ended with exit code 2\n" in printed
-        assert "ended first, with exit code 2: checkpoint.resume_from" in printed
+        assert "rank 0 failed, with exit code 2: checkpoint.resume_from" in printed
         assert "restart" not in printed
         assert "Traceback" not in run.logs(1000)
 
@@ -38,4 +38,4 @@ def test_a_crash_of_a_rank_is_not_taken_for_bad_input(letters_model: Path, tmp_p
         printed = run.printed()
         assert "trainer: ended with exit code 137; restart 1 of 1" in printed
         assert "trainer: ended with exit code 137 (after 1 restart)" in printed
-        assert "rank 1 ended first, by SIGKILL" in printed
+        assert "rank 1 failed, by SIGKILL" in printed

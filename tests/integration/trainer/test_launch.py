@@ -96,10 +96,11 @@ def launches(server: subprocess.Popen[str], tmp_path: Path) -> Launches:
     ("behaviours", "code", "said"),
     [
         (("exit 0", "exit 0"), 0, ""),
-        (("tell 2", "tell 2"), 2, "rank [01] ended first, with exit code 2: cannot train: the moon is full"),
-        (("wait", "tell 3"), 3, "rank 1 ended first, with exit code 3: cannot train: the moon is full"),
-        (("wait", "exit 1"), 1, "rank 1 ended first, with exit code 1"),
-        (("wait", "die"), 137, "rank 1 ended first, by SIGKILL"),
+        (("tell 2", "tell 2"), 2, "rank [01] failed, with exit code 2: cannot train: the moon is full"),
+        (("late", "exit 2"), 2, "rank 0 failed, with exit code 2: cannot train: the moon is full"),
+        (("wait", "tell 3"), 3, "rank 1 failed, with exit code 3: cannot train: the moon is full"),
+        (("wait", "exit 1"), 1, "rank 1 failed, with exit code 1"),
+        (("wait", "die"), 137, "rank 1 failed, by SIGKILL"),
     ],
 )
 def test_the_first_rank_to_fail_gives_exit_code_and_last_line(
