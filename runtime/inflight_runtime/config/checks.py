@@ -175,7 +175,7 @@ def check_model(job: RLTrainingJob, directory: Path, job_dir: Path) -> list[Prob
         maker = job_dir / MODEL_MAKER
         if source.count("/") == 1 and not source.startswith(("/", ".")):
             remedy = (
-                f"on one machine a hub id is not fetched: `hf download {source} --local-dir DIR` and name that directory"
+                f"on one machine no hub id is fetched: `hf download {source} --local-dir DIR` and name that directory"
             )
         elif maker.is_file():
             remedy = f"make it first: python {os.path.relpath(maker)}"
