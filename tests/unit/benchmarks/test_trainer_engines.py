@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trainer_engines
+import trainer_rank
 from trainer_engines import SIDES, EngineFailedError, Side
 
 from support.tiny_models import make_tiny_model
@@ -85,14 +87,18 @@ def test_an_engine_that_computes_something_else_is_no_result(
     assert f"fsdp2 has {what} 1.9 in its first step, single" in captured.err
 
 
-def test_a_rank_is_measured_part_by_part(tmp_path: Path) -> None:
+def test_a_rank_is_measured_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
     model = make_tiny_model(tmp_path / "model")
-    (only,) = trainer_engines.run_side(SIDES[0], trainer_engines.QUICK, model, tmp_path)
-    figures = trainer_engines.side_figures(SIDES[0], [[only]])
+    plan = asdict(trainer_engines.QUICK) | {"model": str(model), "config": {**SIDES[0].config, "threads": 1}}
+    trainer_rank.measure(json.loads(json.dumps(plan)), tmp_path)
+    measured = json.loads((tmp_path / "rank-0.json").read_text()) | {"others_share_of_machine_cpu": 0.0}
+    figures = trainer_engines.side_figures(SIDES[0], [[measured]])
     for part in (*trainer_engines.PARTS, "export", "save"):
         assert figures[f"{part}_s"]["p50"] > 0
     assert figures["step_s"]["p50"] >= figures["forward_s"]["p50"] + figures["backward_s"]["p50"]
     assert min(sizes[0] for sizes in figures["peak_rss_mb"].values()) > 50
+    assert (tmp_path / "checkpoint" / "model" / "model.safetensors").is_file()
 
 
 def test_a_rank_that_fails_is_told_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from inflight_runtime.trainer.layout import CheckpointLayout
 from inflight_runtime.trainer.packing import plan_step
 from support.tiny_models import make_tiny_model
 from support.trainer_fakes import random_group, step_batch, trainer_config
-from support.trainer_side import load_hf
+from support.trainer_side import hf_logits, load_exported, load_hf
 
 SMALL = {
     "vocab_size": 264,
@@ -69,36 +69,45 @@ def train_a_step(engine: SingleEngine) -> None:
     assert engine.optimizer_step().applied
 
 
+def tied(directory: Path) -> Path:
+    return make_tiny_model(directory, "qwen2", tied=True, initializer_range=0.1)
+
+
+def untied(directory: Path) -> Path:
+    return make_tiny_model(directory, "llama", tied=False, initializer_range=0.1)
+
+
 @pytest.mark.parametrize(
-    ("make", "experts"),
+    ("make", "name"),
     [
-        (qwen3_moe, "model.layers.0.mlp.experts.{}.{}_proj.weight"),
-        (made_of(MIXTRAL), "model.layers.0.block_sparse_moe.experts.{}.{}.weight"),
-        (made_of(GLM4_MOE), "model.layers.1.mlp.experts.{}.{}_proj.weight"),
+        (tied, "model.layers.0.self_attn.q_proj.bias"),
+        (untied, "lm_head.weight"),
+        (qwen3_moe, "model.layers.0.mlp.experts.3.gate_proj.weight"),
+        (made_of(MIXTRAL), "model.layers.0.block_sparse_moe.experts.3.w1.weight"),
+        (made_of(GLM4_MOE), "model.layers.1.mlp.experts.3.gate_proj.weight"),
     ],
-    ids=["qwen3_moe", "mixtral", "glm4_moe"],
+    ids=["qwen2", "llama", "qwen3_moe", "mixtral", "glm4_moe"],
 )
-def test_fused_experts_are_exported_and_saved_as_they_were_loaded(
-    tmp_path: Path, make: Callable[[Path], Path], experts: str
+def test_tensors_are_exported_and_saved_as_they_were_loaded(
+    tmp_path: Path, make: Callable[[Path], Path], name: str
 ) -> None:
     files = load_file(make(tmp_path / "model") / "model.safetensors")
-    parts = ("w1", "w2", "w3") if "{}.{}.weight" in experts else ("gate", "up", "down")
-    assert {experts.format(number, part) for number in range(4) for part in parts} <= files.keys()
     engine = started(tmp_path, tmp_path / "model")
-    exported = dict(engine.export_weights())
+    exported = {name: tensor.clone() for name, tensor in engine.export_weights()}
+    assert name in exported
     assert exported.keys() == files.keys()
     assert all(torch.equal(tensor, files[name]) for name, tensor in exported.items())
 
     train_a_step(engine)
     moved = {name: tensor.clone() for name, tensor in engine.export_weights()}
-    assert not torch.equal(moved[experts.format(0, parts[0])], files[experts.format(0, parts[0])])
-    engine.save(tmp_path)
-    saved = load_file(tmp_path / "model" / "model.safetensors")
-    assert saved.keys() == files.keys()
-    ids = torch.arange(20)[None] * 7
-    with torch.no_grad():
-        assert torch.equal(load_hf(tmp_path / "model")(ids).logits, engine.model(ids).logits)
-    again = dict(started(tmp_path, tmp_path / "model", resume=tmp_path).export_weights())
+    assert not torch.equal(moved[name], files[name])
+    trained = hf_logits(engine.model)
+    assert torch.equal(hf_logits(load_exported(moved, tmp_path / "model", tmp_path / "plain")), trained)
+    (tmp_path / "saved").mkdir()
+    engine.save(tmp_path / "saved")
+    assert torch.equal(hf_logits(load_hf(tmp_path / "saved" / "model")), trained)
+    again = dict(started(tmp_path, tmp_path / "model", resume=tmp_path / "saved").export_weights())
+    assert again.keys() == files.keys()
     assert all(torch.equal(tensor, moved[name]) for name, tensor in again.items())
 
 
