@@ -35,7 +35,7 @@ class CheckpointLayout:
             EngineError: a tensor of the checkpoint is made of several of the model's.
         """
         self._model = model
-        self.tied = bool(model.config.get_text_config().tie_word_embeddings)
+        self.tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
         """Whether the output head is the input embedding, which a checkpoint holds once."""
         self.buffers = _persistent_buffers(model)
         """Names of the buffers that belong to a checkpoint."""
