@@ -171,11 +171,15 @@ def side_figures(side: Side, starts: Sequence[Sequence[Mapping[str, Any]]]) -> d
     """
     leads = [ranks[0] for ranks in starts]
     steps = [step for lead in leads for step in lead["steps"]]
+    cpu = [
+        sum(step["cpu"] for step in same) for ranks in starts for same in zip(*(r["steps"] for r in ranks), strict=True)
+    ]
     return {
         "ranks": side.ranks,
         "threads_per_rank": leads[0]["threads"],
         "load_s": round(median(lead["load"] for lead in leads), 2),
         **{f"{part}_s": spread([step[part] for step in steps], 3) for part in PARTS},
+        "step_cpu_s": spread(cpu, 3),
         "export_s": spread([value for lead in leads for value in lead["export"]], 3),
         "save_s": spread([lead["save"] for lead in leads], 3),
         "peak_rss_mb": {
@@ -187,8 +191,11 @@ def side_figures(side: Side, starts: Sequence[Sequence[Mapping[str, Any]]]) -> d
 
 
 def ratios(one: Mapping[str, Any], single: Mapping[str, Any]) -> dict[str, float]:
-    """How many times what ``single`` needs: medians of seconds, and the memory of the larger rank."""
-    times = {f"{part}_s": one[f"{part}_s"]["p50"] / single[f"{part}_s"]["p50"] for part in (*PARTS, "export", "save")}
+    """How many times what ``single`` needs: medians of seconds, CPU of all ranks, and the memory of the larger rank."""
+    times = {
+        f"{part}_s": one[f"{part}_s"]["p50"] / single[f"{part}_s"]["p50"]
+        for part in (*PARTS, "step_cpu", "export", "save")
+    }
     memory = {
         f"peak_rss_{phase}": max(sizes) / max(single["peak_rss_mb"][phase])
         for phase, sizes in one["peak_rss_mb"].items()

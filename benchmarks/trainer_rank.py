@@ -100,13 +100,14 @@ def measure(plan: dict[str, Any], directory: Path) -> None:
         for step in range(1, plan["warm_up"] + plan["steps"] + 1):
             data = make_data(shape, config, result["vocab"], seed=step)
             mine = plan_ranks(data.sequences, config.micro_batch_tokens, attention_cost(result["hidden"]), team.size)
+            cpu = time.process_time()
             with together("step"):
                 total = forward_backward(WatchedEngine(engine, watch), mine[team.rank], config.loss)
                 assert total is not None
                 loss = LossSums.of(team.sum(total)).loss
                 with watch.part("optimizer"):
                     stats = engine.optimizer_step()
-            seconds = watch.take()
+            seconds = {**watch.take(), "cpu": time.process_time() - cpu}
             if step == 1:
                 result["loss"], result["grad_norm"] = loss, stats.grad_norm
             if step > plan["warm_up"]:

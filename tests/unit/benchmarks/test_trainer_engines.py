@@ -19,7 +19,7 @@ from support.tiny_models import make_tiny_model
 def rank(step: float, peak: float, **changes: Any) -> dict[str, Any]:
     """What a rank measured: every part takes as long as the step."""
     return {
-        "steps": [dict.fromkeys(trainer_engines.PARTS, value) for value in (step, 3 * step, 2 * step)],
+        "steps": [dict.fromkeys([*trainer_engines.PARTS, "cpu"], value) for value in (step, 3 * step, 2 * step)],
         "export": [step, step],
         "save": step,
         "load": step,
@@ -74,6 +74,7 @@ def test_engines_take_turns_in_both_orders_and_are_compared_with_single(
     assert set(ratio) == {*names} - {"single"}
     assert (ratio["deepspeed-3"]["step_s"], ratio["deepspeed-3"]["peak_rss_train"]) == (1.5, 2.0)
     assert ratio["fsdp2-one-rank"]["peak_rss_train"] == 1.0
+    assert (ratio["fsdp2"]["step_cpu_s"], ratio["fsdp2-one-rank"]["step_cpu_s"]) == (3.0, 1.5), "of all ranks"
 
 
 @pytest.mark.parametrize("what", ["loss", "grad_norm"])
