@@ -14,7 +14,7 @@ RANKS_KILLED := tests/integration/runs/test_ranks_killed.py
 
 .DEFAULT_GOAL := help
 .PHONY: help bootstrap demo demo-check demo-smollm2 demo-smollm2-short test lint typecheck test-unit test-integration test-ranks test-ranks-killed test-control-plane \
-        control-plane node test-cluster images test-image bench bench-operator bench-cluster lock fmt clean
+        control-plane node test-cluster images test-image bench bench-trainer bench-operator bench-cluster lock fmt clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ test-image: bootstrap ## Build the images; look into them, and train in the one 
 
 bench: bootstrap ## Measure real runs, about six minutes; prints one JSON (BENCH=--quick: two minutes)
 	@$(PYTHON) benchmarks/run.py $(BENCH)
+
+bench-trainer: bootstrap ## Measure the trainer's engines against each other, about ten minutes; prints one JSON
+	@$(PYTHON) benchmarks/trainer_engines.py $(BENCH)
 
 bench-operator: bootstrap ## Measure the operator on a control plane of its own, about ten minutes; prints one JSON
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only >&2

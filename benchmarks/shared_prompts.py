@@ -21,15 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from step_data import Shape, make_config, make_data
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from inflight_runtime.config.roles import CheckpointConfig, LossConfig, ModelFiles, TrainerConfig
-from inflight_runtime.coordinator.client import StepBatch
-from inflight_runtime.trainer.batching import StepData, build_step
+from inflight_runtime.config.roles import TrainerConfig
+from inflight_runtime.trainer.batching import StepData
 from inflight_runtime.trainer.engines.single import SingleEngine
 from inflight_runtime.trainer.losses import policy_loss
 from inflight_runtime.trainer.packing import attention_cost, plan_step
-from inflight_runtime.types import Attempt, Group, Span, make_segment
 
 PADDED_ROWS = 16
 
@@ -39,11 +38,7 @@ class Case:
     """A model and the shape of a step."""
 
     name: str
-    groups: int
-    attempts: int
-    prompt: int
-    answers: tuple[int, int]
-    """Shortest and longest answer, in tokens."""
+    shape: Shape
     repeats: int
     make: Callable[[], PreTrainedModel]
 
@@ -67,25 +62,9 @@ def smollm2() -> PreTrainedModel:
 
 
 CASES = (
-    Case("tiny", groups=16, attempts=8, prompt=20, answers=(4, 6), repeats=20, make=tiny),
-    Case("smollm2", groups=8, attempts=8, prompt=37, answers=(3, 8), repeats=3, make=smollm2),
+    Case("tiny", Shape(groups=16, attempts=8, prompt=20, answers=(4, 6)), repeats=20, make=tiny),
+    Case("smollm2", Shape(groups=8, attempts=8, prompt=37, answers=(3, 8)), repeats=3, make=smollm2),
 )
-
-
-def make_data(case: Case, config: TrainerConfig, vocab: int) -> StepData:
-    """Random answers: no two attempts share more than the prompt, the worst case for prefix trees."""
-    rng = np.random.default_rng(0)
-
-    def attempt(number: int) -> Attempt:
-        size = int(rng.integers(case.answers[0], case.answers[1] + 1))
-        ids = rng.integers(0, vocab, size).tolist()
-        return Attempt((make_segment(ids, [True] * size, [-2.0] * size, [Span(1, 0, 0, size, "s", "b")]),), number / 8)
-
-    groups = [
-        Group(g, 1, g, rng.integers(0, vocab, case.prompt).astype(np.int32), tuple(map(attempt, range(case.attempts))))
-        for g in range(case.groups)
-    ]
-    return build_step(StepBatch(1, 0, case.groups, {}, groups), config)
 
 
 def shared_step(engine: SingleEngine, data: StepData, config: TrainerConfig, hidden: int) -> float:
@@ -150,16 +129,10 @@ def run(case: Case, threads: int, repeats: int | None) -> dict[str, Any]:
         directory = Path(name)
         torch.manual_seed(0)
         case.make().save_pretrained(directory / "model")
-        config = TrainerConfig(
-            job="benchmark", coordinator_url="http://127.0.0.1:1", token_file=directory / "token",
-            model=ModelFiles(path=str(directory / "model"), tokenizer=str(directory / "model"), max_length=1024),
-            threads=threads, steps=1, groups_per_step=case.groups, group_size=case.attempts, max_staleness=4,
-            max_tokens=case.answers[1], micro_batch_tokens=8192, loss=LossConfig(is_cap=None),
-            checkpoint=CheckpointConfig(dir=directory / "checkpoints"), log_dir=directory / "logs",
-        )  # fmt: skip
+        config = make_config(directory, directory / "model", case.shape, threads=threads)
         engine = SingleEngine()
         info = engine.init(config, None, 0)
-        data = make_data(case, config, info.vocab_size)
+        data = make_data(case.shape, config, info.vocab_size)
         shared = lambda: shared_step(engine, data, config, info.hidden_size)  # noqa: E731
         padded = lambda: padded_step(engine, data, config)  # noqa: E731
 
@@ -175,8 +148,8 @@ def run(case: Case, threads: int, repeats: int | None) -> dict[str, Any]:
         batches = plan_step(data.sequences, config.micro_batch_tokens, attention_cost(info.hidden_size))
         best = {name: min(values) for name, values in times.items()}
         return {
-            "groups": case.groups,
-            "attempts": case.attempts,
+            "groups": case.shape.groups,
+            "attempts": case.shape.attempts,
             "parameters": info.parameters,
             "tokens_shared": sum(batch.tokens_computed for batch in batches),
             "tokens_repeated": sum(len(s.ids) for group in data.sequences for s in group),

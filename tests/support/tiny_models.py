@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models
@@ -11,10 +11,15 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
+
+Arch = Literal["qwen2", "llama", "qwen3_moe"]
 
 HEAD_DIM = 32
 """The smallest that vLLM's CPU attention takes; a smaller one kills the engine at its first request."""
@@ -48,7 +53,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def make_tiny_model(
     directory: Path,
-    arch: Literal["qwen2", "llama"] = "qwen2",
+    arch: Arch = "qwen2",
     *,
     tied: bool = True,
     seed: int = 0,
@@ -80,10 +85,17 @@ def make_tiny_model(
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (
-            Qwen2ForCausalLM(Qwen2Config(**common))
-            if arch == "qwen2"
-            else LlamaForCausalLM(LlamaConfig(**common, head_dim=HEAD_DIM))
-        )
+        model = _make(arch, common)
     model.float().save_pretrained(directory)
     return directory
+
+
+def _make(arch: Arch, common: dict[str, Any]) -> PreTrainedModel:
+    match arch:
+        case "qwen2":
+            return Qwen2ForCausalLM(Qwen2Config(**common))
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(**common, head_dim=HEAD_DIM))
+        case "qwen3_moe":
+            experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": common["hidden_size"]}
+            return Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts, head_dim=HEAD_DIM, norm_topk_prob=True))

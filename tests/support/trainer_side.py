@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from inflight_runtime.protocol import WeightUpdateRequest
+from inflight_runtime.trainer.layout import CheckpointLayout
 from inflight_runtime.types import Version
-from inflight_runtime.weights.names import checkpoint_tensors
 from inflight_runtime.weights.packing import plan_buckets
 from inflight_runtime.weights.snapshot import Snapshot, SnapshotBuffers
 from inflight_runtime.weights.transports.pair import PairGroup, serve_store
@@ -34,6 +36,23 @@ _tags = itertools.count()
 def load_hf(directory: Path) -> Any:
     """The model as plain transformers loads it."""
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def load_exported(tensors: dict[str, torch.Tensor], like: Path, directory: Path) -> Any:
+    """The model ``like`` as plain transformers loads it from exported tensors, all of which it must want and have."""
+    directory.mkdir()
+    shutil.copy(like / "config.json", directory)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    model, told = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    assert not any(told.values()), told
+    return model.eval()
+
+
+@torch.no_grad()
+def hf_logits(model: Any) -> torch.Tensor:
+    """``float32[20, V]``: the model's logits of one fixed sequence."""
+    logits: torch.Tensor = model(torch.arange(20)[None] * 7).logits[0]
+    return logits
 
 
 @torch.no_grad()
@@ -126,8 +145,8 @@ class TrainerSide:
 
     def snapshot(self, model: Any, step: int) -> Snapshot:
         """Version ``(epoch, step)`` of this model's weights."""
-        tensors = checkpoint_tensors(model.named_parameters(), tied=model.config.tie_word_embeddings)
-        return self._buffers.capture(Version(self.epoch, step), tensors)
+        layout = CheckpointLayout(model)
+        return self._buffers.capture(Version(self.epoch, step), layout.tensors(layout.named(model)))
 
     def update_body(self, snapshot: Snapshot, **changes: Any) -> dict[str, Any]:
         """Body of ``/request_weight_update``."""

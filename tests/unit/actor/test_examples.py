@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from inflight_runtime.actor import Answer, Reward, load_environment
 from inflight_runtime.api import load_job
+from inflight_runtime.config.checks import check_local_run
+from inflight_runtime.config.render import LocalLayout, render_local
 from inflight_runtime.config.roles import EnvironmentSpec
+from inflight_runtime.inference.vllm_launch import build_command
+from support.tiny_models import make_tiny_model
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 ENVIRONMENTS = {"sort-letters": "sort_letters.py", "smollm2-arithmetic": "arithmetic.py"}
@@ -36,6 +41,49 @@ def test_problems_depend_on_index_and_seed_alone(example):
     assert first == [again.problem(index) for index in range(50)]
     assert first != [other.problem(index) for index in range(50)]
     assert len({str(problem) for problem in first}) > 20
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+def job_file(name: str, directory: Path, model: Path) -> Path:
+    """An example's job file in a copy of its directory, with a tiny model."""
+    example = directory / Path(name).parent
+    shutil.copytree(EXAMPLES / example.name, example, ignore=shutil.ignore_patterns("model"))
+    shutil.copytree(model, example / "model")
+    return example / Path(name).name
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("sort-letters/job.yaml", "cpu"),
+        ("smollm2-arithmetic/job.yaml", "cpu"),
+        ("smollm2-arithmetic/job-one-gpu.yaml", "cpu"),
+        ("smollm2-arithmetic/job-one-gpu.yaml", "cuda"),
+    ],
+)
+def test_a_job_file_has_no_problems(name, device, tiny, tmp_path):
+    file = job_file(name, tmp_path, tiny)
+    assert check_local_run(load_job(file), file.parent, device) == []
+
+
+def test_on_one_gpu_server_and_trainer_share_the_device_and_its_memory(tiny, tmp_path):
+    file = job_file("smollm2-arithmetic/job-one-gpu.yaml", tmp_path, tiny)
+    layout = LocalLayout(
+        file.parent, tmp_path / "token", coordinator_port=1, server_ports=(2,), actor_health_ports=(3,), device="cuda"
+    )
+    rendered = render_local(load_job(file), tmp_path / "run", layout)
+    assert (rendered.trainer.device, rendered.trainer.weight_sync.transport) == ("cuda", "gloo")
+    (server,) = rendered.inference
+    assert server.device == "cuda"
+    command = build_command(server)
+    for flag, value in (("dtype", "bfloat16"), ("gpu-memory-utilization", "0.4"), ("max-num-seqs", "256")):
+        assert f"--{flag}={value}" in command or command[command.index(f"--{flag}") + 1] == value
+    assert "--enforce-eager" in command
+    assert "--kv-cache-memory-bytes" not in command, "it would win over gpu-memory-utilization"
 
 
 def said(text: str, finish: str = "stop") -> Answer:

@@ -194,6 +194,16 @@ def test_a_source_that_is_no_directory_is_explained(job_dir: Path, source: str, 
     only(checks.check_model_files(make_job(model={"source": source}), job_dir, "cpu"), "spec.model.source", words)
 
 
+def test_a_model_that_a_script_beside_the_job_makes_is_made_first(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job_dir / "make_model.py").touch()
+    monkeypatch.chdir(job_dir.parent)
+    job = make_job(model={"source": "./missing"})
+    remedy = f"make it first: python {job_dir.name}/make_model.py"
+    only(checks.check_model_files(job, job_dir, "cpu"), "spec.model.source", remedy)
+
+
 def test_a_tokenizer_of_its_own_is_checked_under_its_own_field(job_dir: Path) -> None:
     (job_dir / "empty").mkdir()
     for tokenizer, words in [("missing", "there is no directory"), ("empty", "lacks a tokenizer")]:

@@ -18,7 +18,7 @@ from inflight_runtime.types import Attempt, Group, Segment, Span, make_segment
 from support.tiny_models import make_tiny_model
 from support.trainer_fakes import step_batch, trainer_config
 
-ARCHS = ("qwen2", "llama")
+ARCHS = ("qwen2", "llama", "qwen3_moe")
 LOSSES = (LossConfig(), LossConfig(kind="ppo", entropy_bonus=0.01, normalization="group_mean"))
 
 

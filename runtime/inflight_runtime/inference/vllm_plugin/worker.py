@@ -207,6 +207,8 @@ class InflightWorkerExtension:
 
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
+            if self.device.type == "cpu":
+                forget_expert_kernels(model)
             initialize_layerwise_reload(model)
             model.load_weights(tensors)
             left = untouched_layers(model)
@@ -280,3 +282,14 @@ def repack_tied_heads(model: torch.nn.Module) -> None:
 
     for head in tied_heads(model):
         dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+
+
+def forget_expert_kernels(model: torch.nn.Module) -> None:
+    """Let a reload repack experts: vLLM packs them for its CPU kernel when it makes that kernel, and never again."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (  # noqa: PLC0415
+        UnquantizedFusedMoEMethod,
+    )
+
+    for layer in model.modules():
+        if isinstance(method := getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod):
+            method.moe_kernel = None

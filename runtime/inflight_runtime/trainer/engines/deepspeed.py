@@ -28,7 +28,6 @@ from inflight_runtime.trainer.engines.state import MOMENTS, Moments
 from inflight_runtime.trainer.logprobs import Head
 from inflight_runtime.trainer.packing import MicroBatch
 from inflight_runtime.trainer.schedule import learning_rate
-from inflight_runtime.weights.names import checkpoint_tensors
 
 BUCKET_ELEMENTS: Final = 1 << 26
 """Elements that are reduced at once, or gathered at once for an export (256 MiB of float32)."""
@@ -87,12 +86,6 @@ class DeepSpeedEngine(ManyRanksEngine):
             learning_rate=rate,
             applied=self.wrapped.was_step_applied() and not skip,
         )
-
-    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See the contract."""
-        tied = bool(self.model.config.get_text_config().tie_word_embeddings)
-        for name, parameter in checkpoint_tensors(self._gathered(), tied=tied):
-            yield name, parameter.detach()
 
     def save(self, directory: Path) -> None:
         """See the contract. Rank 0 gathers all in its host memory and writes; the others only take part."""
@@ -180,16 +173,16 @@ class DeepSpeedEngine(ManyRanksEngine):
         )
         return parts
 
-    def _gathered(self) -> Iterator[tuple[str, Tensor]]:
-        """The model's parameters, each whole until the next one is asked for."""
+    def _whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
         if self.config.zero_stage != WHOLE_MODEL_SPLIT:
-            yield from self.model.named_parameters()
+            yield from super()._whole_tensors()
             return
         from deepspeed.runtime.zero import GatheredParameters  # noqa: PLC0415
 
-        for bucket in _buckets(self.model.named_parameters()):
-            with GatheredParameters([parameter for _, parameter in bucket]):
-                yield from bucket
+        for bucket in _buckets(self.layout.named(self.model)):
+            with GatheredParameters([tensor for _, tensor in bucket]):  # it passes over buffers, which are whole
+                for name, tensor in bucket:
+                    yield name, tensor.detach()
 
     def _moments(self, *, keep: bool) -> dict[int, dict[str, Tensor]]:
         """AdamW's state as ``single`` has it, gathered moment by moment; with ``keep`` it is returned."""
@@ -286,14 +279,16 @@ class _Head(nn.Module):
 
 
 def _buckets(named: Iterator[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
-    """Parameters in runs of up to :data:`BUCKET_ELEMENTS`; a larger one is alone."""
+    """Tensors in runs of up to :data:`BUCKET_ELEMENTS`; a larger one is alone."""
     bucket: list[tuple[str, Any]] = []
     size = 0
-    for name, parameter in named:
-        if bucket and size + parameter.ds_numel > BUCKET_ELEMENTS:
+    for name, tensor in named:
+        # A parameter's numel() is that of this rank's placeholder.
+        elements = getattr(tensor, "ds_numel", tensor.numel())
+        if bucket and size + elements > BUCKET_ELEMENTS:
             yield bucket
             bucket, size = [], 0
-        bucket.append((name, parameter))
-        size += parameter.ds_numel  # numel() is that of this rank's placeholder
+        bucket.append((name, tensor))
+        size += elements
     if bucket:
         yield bucket

@@ -33,7 +33,6 @@ from inflight_runtime.trainer.engines.single import make_optimizer
 from inflight_runtime.trainer.engines.state import MOMENTS, SHARDED, read_state, write_state
 from inflight_runtime.trainer.manifest import cause
 from inflight_runtime.trainer.packing import MicroBatch
-from inflight_runtime.weights.names import checkpoint_tensors
 
 BUCKET_BYTES: Final = 256 * 1024 * 1024
 """Gathered weights that are held at once in an export, on each rank."""
@@ -66,20 +65,6 @@ class Fsdp2Engine(ManyRanksEngine):
         # Reduced after every micro-batch: gradients that wait would need the memory of the whole model.
         del last
         (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]  # FSDP2 averages over ranks
-
-    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See the contract."""
-        tied = bool(self.model.config.get_text_config().tie_word_embeddings)
-        bucket: list[tuple[str, Tensor]] = []
-        held = 0
-        for name, parameter in checkpoint_tensors(self.model.named_parameters(), tied=tied):
-            # Whole buckets are gathered before any of it is used: no collective runs beside what the caller does.
-            bucket.append((name, _whole(parameter.detach().to(self.device))))
-            held += bucket[-1][1].nbytes
-            if held >= BUCKET_BYTES:
-                yield from bucket
-                bucket, held = [], 0
-        yield from bucket
 
     def save(self, directory: Path) -> None:
         """See the contract; beside it ``directory/optimizer``, to which each rank writes its part.
@@ -128,6 +113,18 @@ class Fsdp2Engine(ManyRanksEngine):
             fully_shard(block, **settings)
         self._send(parameter for parameter in self.model.parameters() if not isinstance(parameter, DTensor))
         return fully_shard(_Policy(self.model, super().forward), **settings)
+
+    def _whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        bucket: list[tuple[str, Tensor]] = []
+        held = 0
+        for name, tensor in super()._whole_tensors():
+            # Whole buckets are gathered before any of it is used: no collective runs beside what the caller does.
+            bucket.append((name, _whole(tensor.to(self.device))))
+            held += bucket[-1][1].nbytes
+            if held >= BUCKET_BYTES:
+                yield from bucket
+                bucket, held = [], 0
+        yield from bucket
 
     def _clip_gradients(self) -> Tensor:
         return _whole(super()._clip_gradients())

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.contract import EngineError, EngineInfo
-from inflight_runtime.trainer.engines.model import allocate, load_model, outline_model
+from inflight_runtime.trainer.engines.model import allocate, load_model, model_path, outline_model
 from inflight_runtime.trainer.engines.single import SingleEngine
 from inflight_runtime.trainer.ranks import all_failures, join_group
 
@@ -46,7 +46,7 @@ class ManyRanksEngine(SingleEngine):
             self.model = load_model(config, resume) if self._leads else outline_model(config, resume)
             info = self._describe_model()
             if self._leads:
-                self._check_model()
+                self._check_model(model_path(config, resume))
         except Exception as error:  # the others must hear of it
             failure = error
         texts = all_failures(failure, group)

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.batching import TrainSequence
 from inflight_runtime.trainer.contract import EngineError, EngineInfo, StepStats, TokenStats
-from inflight_runtime.trainer.engines.model import find_blocks, load_model, recompute
+from inflight_runtime.trainer.engines.model import find_blocks, load_model, model_path, recompute
 from inflight_runtime.trainer.engines.state import WHOLE, Moments, check_moments, read_state, write_state
+from inflight_runtime.trainer.layout import CheckpointLayout
 from inflight_runtime.trainer.logprobs import Head, next_token_stats, scaled_logits
 from inflight_runtime.trainer.packing import MicroBatch, plan_step
 from inflight_runtime.trainer.schedule import learning_rate
-from inflight_runtime.weights.names import checkpoint_tensors
 
 SELF_CHECK_TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.25}
 """Largest difference between shared-prefix and plain logprobs, in nats; a mask that is ignored is off by whole nats."""
@@ -42,7 +42,7 @@ class SingleEngine:
         self.model = load_model(config, resume)
         self.model.to(self.device)
         info = self._describe_model()
-        self._check_model()
+        self._check_model(model_path(config, resume))
         if config.activation_checkpointing:
             for block in find_blocks(self.model):
                 recompute(block)
@@ -90,9 +90,7 @@ class SingleEngine:
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See the contract."""
-        tied = bool(self.model.config.get_text_config().tie_word_embeddings)
-        for name, parameter in checkpoint_tensors(self.model.named_parameters(), tied=tied):
-            yield name, parameter.detach()
+        yield from self.layout.tensors(self._whole_tensors())
 
     def save(self, directory: Path) -> None:
         """See the contract."""
@@ -116,15 +114,22 @@ class SingleEngine:
         """Note and return the model's numbers; it may be on the meta device.
 
         Raises:
-            EngineError: its attention window is too short.
+            EngineError: its attention window is too short, or it cannot be exported.
         """
+        self.layout = CheckpointLayout(self.model)
         self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
         text = self.model.config.get_text_config()
         _check_attention_window(text, self.config.model.max_length)
         count = sum(parameter.numel() for parameter in self.model.parameters())
         return EngineInfo(parameters=count, vocab_size=self.vocab_size, hidden_size=int(text.hidden_size))
 
-    def _check_model(self) -> None:
+    def _check_model(self, directory: str) -> None:
+        """Compare with the files in ``directory``, which it was loaded from, and shared prefixes with plain sequences.
+
+        Raises:
+            EngineError: it would be exported otherwise, or cannot be trained.
+        """
+        self.layout.check(Path(directory))
         try:
             self._check_shared_prefixes()
         except TypeError as error:
@@ -132,6 +137,11 @@ class SingleEngine:
                 f"model {self.config.model.path} ({type(self.model).__name__}) does not take what the trainer gives "
                 f"it, an attention mask and position ids: {error}"
             ) from error
+
+    def _whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What a checkpoint holds, under the model's own names; each is whole until the next one is asked for."""
+        for name, tensor in self.layout.named(self.model):
+            yield name, tensor.detach()
 
     def _clip_gradients(self) -> Tensor:
         """Clip the gradients to the configured norm; returns the norm before that."""
