@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
 
 from inflight_runtime.trainer.contract import EngineError
 from inflight_runtime.trainer.engines.model import allocate, load_model, outline_model
-from support.tiny_models import make_tiny_model
+from support.tiny_models import Arch, make_tiny_model
 from support.trainer_fakes import trainer_config
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("arch", ["qwen2", "llama"])
-def test_an_outline_filled_with_the_weights_is_the_model(tmp_path: Path, arch: Literal["qwen2", "llama"]) -> None:
+@pytest.mark.parametrize("arch", ["qwen2", "llama", "qwen3_moe"])
+def test_an_outline_filled_with_the_weights_is_the_model(tmp_path: Path, arch: Arch) -> None:
     config = trainer_config(tmp_path, make_tiny_model(tmp_path / "model", arch, tied=arch == "qwen2"))
     loaded, outline = load_model(config, None), outline_model(config, None)
     pairs = [
