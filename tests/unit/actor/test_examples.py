@@ -67,7 +67,7 @@ def job_file(name: str, directory: Path, model: Path) -> Path:
 )
 def test_a_job_file_has_no_problems(name, device, tiny, tmp_path):
     file = job_file(name, tmp_path, tiny)
-    assert check_local_run(load_job(file), file.parent, device) == []
+    assert check_local_run(load_job(file), file.parent, device, gpus=1) == []
 
 
 def test_on_one_gpu_server_and_trainer_share_the_device_and_its_memory(tiny, tmp_path):
