@@ -85,19 +85,30 @@ def join_group(device: str) -> torch.device:
     return place
 
 
-def all_failures(failure: Exception | None, group: Any = None) -> list[str]:
-    """What went wrong on each rank, empty where nothing did. A collective on the CPU.
+def fail_together(failure: Exception | None, group: Any = None) -> None:
+    """Fail on every rank when one has failed. A collective on the CPU.
 
     Args:
         failure: what went wrong here.
         group: of the ranks; by default all.
+
+    Raises:
+        Exception: ``failure``.
+        EngineError: another rank has one, which no other start mends.
+        RankError: another rank failed in any other way.
     """
-    text = b"" if failure is None else (f"{failure}" or repr(failure)).encode()[:_ERROR_BYTES]
+    final = isinstance(failure, EngineError)
+    text = b"" if failure is None else (b"!" if final else b"?") + (f"{failure}" or repr(failure)).encode()
     mine = torch.zeros(_ERROR_BYTES, dtype=torch.uint8)
-    mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    mine[: len(text)] = torch.tensor(list(text[:_ERROR_BYTES]), dtype=torch.uint8)
     texts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(texts, mine, group=group)
-    return [other.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for other in texts]
+    if failure is not None:
+        raise failure
+    for rank, other in enumerate(texts):
+        if reason := other.numpy().tobytes().rstrip(b"\0").decode(errors="replace"):
+            kind = EngineError if reason[0] == "!" else RankError
+            raise kind(f"rank {rank}: {reason[1:]}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,7 +232,7 @@ class Team:
         """Do work that may fail on some ranks and not on others; it then fails on all.
 
         Raises:
-            RankError: it failed on another rank.
+            EngineError, RankError: it failed on another rank.
             Exception: what it raised here.
         """
         if self.size == 1:
@@ -232,12 +243,7 @@ class Team:
             work()
         except Exception as error:
             failure = error
-        reasons = all_failures(failure, self._group)
-        if failure is not None:
-            raise failure
-        for rank, reason in enumerate(reasons):
-            if reason:
-                raise RankError(f"rank {rank}: {reason}")
+        fail_together(failure, self._group)
 
     def _farewell(self) -> None:
         dist.barrier(self._group, async_op=True).wait(timedelta(seconds=END_DEADLINE_S))

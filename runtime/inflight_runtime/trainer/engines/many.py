@@ -21,7 +21,7 @@ from inflight_runtime.config.roles import TrainerConfig
 from inflight_runtime.trainer.contract import EngineError, EngineInfo
 from inflight_runtime.trainer.engines.model import allocate, load_model, model_path, outline_model
 from inflight_runtime.trainer.engines.single import SingleEngine
-from inflight_runtime.trainer.ranks import all_failures, join_group
+from inflight_runtime.trainer.ranks import fail_together, join_group
 
 LOAD_DEADLINE_S: Final = 3600.0
 """For rank 0 to load and check the model while the others wait; a rank that dies is noticed at once."""
@@ -35,6 +35,7 @@ class ManyRanksEngine(SingleEngine):
 
         Raises:
             EngineError: the model cannot be loaded or trained, on whichever rank.
+            RankError: another rank failed in another way.
         """
         self._owns_group = not dist.is_initialized()
         device = join_group(config.device)
@@ -49,13 +50,10 @@ class ManyRanksEngine(SingleEngine):
                 self._check_model(model_path(config, resume))
         except Exception as error:  # the others must hear of it
             failure = error
-        texts = all_failures(failure, group)
-        dist.destroy_process_group(group)
-        if failure is not None:
-            raise failure
-        for rank, text in enumerate(texts):
-            if text:
-                raise EngineError(f"rank {rank}: {text}")
+        try:
+            fail_together(failure, group)
+        finally:
+            dist.destroy_process_group(group)
         self._compare_outlines()
         self.device = device
         return info
