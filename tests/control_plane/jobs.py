@@ -116,13 +116,12 @@ class Jobs:
 
     def hold(self, pod: str) -> None:
         """Keep a pod from being gone once it is deleted, until :meth:`release`."""
-        found = self.there(f"pod/{pod}")["metadata"].get("finalizers", [])
-        self._patch_pod(pod, {"metadata": {"finalizers": [*found, HOLD]}})
+        self._patch_pod(pod, {"metadata": {"finalizers": [HOLD]}})
 
     def release(self, pod: str) -> None:
         """Let a pod go that :meth:`hold` kept."""
-        found = self.there(f"pod/{pod}")["metadata"]["finalizers"]
-        self._patch_pod(pod, {"metadata": {"finalizers": [one for one in found if one != HOLD]}})
+        # By name: the Job's controller takes its own finalizer away at any moment.
+        self._patch_pod(pod, {"metadata": {"$deleteFromPrimitiveList/finalizers": [HOLD]}})
 
     def end_held(self, pod: str, exit_code: int) -> None:
         """Let the containers of a pod that is being deleted end, as a kubelet tells of it before the pod is gone."""
@@ -136,7 +135,7 @@ class Jobs:
         self._patch_pod(pod, {"status": status}, "--subresource=status")
 
     def _patch_pod(self, pod: str, body: dict[str, Any], *options: str) -> None:
-        self.kubectl("patch", f"pod/{pod}", "-n", self.namespace, "--type=merge", "-p", json.dumps(body), *options)
+        self.kubectl("patch", f"pod/{pod}", "-n", self.namespace, "--type=strategic", "-p", json.dumps(body), *options)
 
     def eventually(self, what: str, probe: Callable[[], Any], deadline_s: float = 30.0) -> Any:
         """Wait for something with a deadline."""
