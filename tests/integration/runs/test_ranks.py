@@ -11,9 +11,10 @@ import pytest
 from support.runs import RANKS_GROUPS as GROUPS
 from support.runs import check_ledger, local_run, rank_pid, ranks_job, started
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])]
+pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])
 def test_kill_9_of_one_rank_and_the_run_completes(engine: str, letters_model: Path, tmp_path: Path) -> None:
     steps = 24
     with local_run(ranks_job(letters_model, engine, steps), tmp_path) as run:
@@ -30,6 +31,8 @@ def test_kill_9_of_one_rank_and_the_run_completes(engine: str, letters_model: Pa
         assert {record["epoch"] for record in metrics} == {1, 2, 3}
 
 
+# A signal is the loop's business, whatever the engine (test_faults.py has both): a whole run of each kind is enough.
+@pytest.mark.parametrize("engine", ["fsdp2"])
 def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(engine: str, letters_model: Path, tmp_path: Path) -> None:
     steps = 24
     job = ranks_job(letters_model, engine, steps)
@@ -46,6 +49,7 @@ def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(engine: str, letters_m
         check_ledger(run, steps=steps, groups_per_step=GROUPS)
 
 
+@pytest.mark.parametrize("engine", ["deepspeed"])
 def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on_from_there(
     engine: str, letters_model: Path, tmp_path: Path
 ) -> None:
