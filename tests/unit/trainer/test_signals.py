@@ -26,7 +26,8 @@ with threading._active_limbo_lock, logging.getLogger().handlers[0].lock:
     print("ready", flush=True)
     while not stop.requested:
         pass
-print("stopping", flush=True)
+sys.stdout.write("stopping\\n")  # one piece: print() writes two, and the log may come between
+sys.stdout.flush()
 threading.Event().wait()
 """
 OF_ANOTHER_RANK = 'print("ready", flush=True); stop.note(15); threading.Event().wait()'
