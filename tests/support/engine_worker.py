@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.losses import LossSums
 from inflight_runtime.trainer.packing import MicroBatch, attention_cost, plan_ranks
 from inflight_runtime.trainer.ranks import Team, forward_backward
+from support.torchrun import end_with
 from support.trainer_fakes import random_group, step_batch
 
 SGD_RATE = 0.3
@@ -120,12 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    code = 0
-    try:
-        main()
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # distributed checkpoints leave threads that may abort a process at its end
+    end_with(main)

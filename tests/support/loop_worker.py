@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +42,7 @@ from inflight_runtime.trainer.ranks import Team, follow
 from inflight_runtime.trainer.remote import Remote
 from inflight_runtime.trainer.signals import StopRequest
 from inflight_runtime.types import Group
+from support.torchrun import end_with
 from support.trainer_fakes import FakeCoordinator, FakePublisher, random_batches
 
 FILLER: Final = "filler"
@@ -340,12 +340,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    code = 0
-    try:
-        main()
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    end_with(main)

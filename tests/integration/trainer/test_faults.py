@@ -5,12 +5,10 @@ Engines of several ranks share one torchrun: starting it takes longer than most 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +22,7 @@ from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.loop import MAX_SKIPPED_STEPS
 from support.loop_worker import CUTS, Mishap, Scenario
 from support.tiny_models import make_tiny_model
+from support.torchrun import run_to_end, torchrun
 from support.trainer_fakes import trainer_config
 
 DEADLINE_S = 300.0
@@ -144,32 +143,17 @@ class Lab:
         # In a mount namespace of its own, without which a user would need rights to mount.
         namespace = ["unshare", "-m" if os.geteuid() == 0 else "-rm"]
         mount = f'mount -t tmpfs -o size={DISK_MIB}m none "$0" || exit 99; exec "$@"'
-        launcher = [sys.executable]
-        if ranks > 1:
-            launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        process = subprocess.Popen(
+        launcher = torchrun(ranks) if ranks > 1 else [sys.executable]
+        code, output = run_to_end(
             [*namespace, "sh", "-c", mount, str(self.disk), *launcher, "-m", "support.loop_worker", str(plan)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            DEADLINE_S,
         )
-        try:
-            output, _ = process.communicate(timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)  # torchrun ends its ranks, which have sessions of their own
-            output, _ = process.communicate(timeout=60)
-            raise AssertionError(f"not done in {DEADLINE_S:g} s\n{output}") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode != 99 and "unshare:" not in output, (
+        assert code != 99 and "unshare:" not in output, (
             f"no small disk could be made, which this test needs: {output}\nAs root it takes the right to mount "
             "(CAP_SYS_ADMIN); else user namespaces must be allowed: "
             "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
         )
-        assert process.returncode == 0, output
+        assert code == 0, output
         return {scenario.name: self._outcome(scenario.name, ranks) for scenario in scenarios}
 
     def _outcome(self, name: str, ranks: int) -> Outcome:

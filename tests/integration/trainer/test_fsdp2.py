@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +17,7 @@ from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.ranks import Team
 from support.engine_worker import Task, run_task, write_plan
 from support.tiny_models import Arch, make_tiny_model
+from support.torchrun import run_to_end, torchrun
 from support.trainer_fakes import trainer_config
 from support.trainer_side import hf_logits, load_exported, load_hf
 
@@ -70,28 +66,9 @@ class Bench:
         return output
 
     def _torchrun(self, engine: str, ranks: int, *tasks: Task) -> tuple[int, str]:
-        """Exit code and output; nothing of it is left afterwards."""
         plan = self.directory / "plan.json"
         write_plan(plan, engine, list(tasks))
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        process = subprocess.Popen(
-            [sys.executable, *launcher, "-m", "support.engine_worker", str(plan)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        try:
-            output, _ = process.communicate(timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)  # torchrun ends its ranks, which have sessions of their own
-            output, _ = process.communicate(timeout=60)
-            raise AssertionError(f"not done in {DEADLINE_S:g} s\n{output}") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        return process.returncode, output
+        return run_to_end([*torchrun(ranks), "-m", "support.engine_worker", str(plan)], DEADLINE_S)
 
     def record(self, name: str) -> dict[str, list[float]]:
         return json.loads((self.directory / f"{name}.json").read_text())
