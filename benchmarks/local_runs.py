@@ -80,18 +80,27 @@ class BenchRun:
         return self._stepped
 
     def wait_until_steady(self) -> Roles:
-        """Wait for the first steps to be over; returns the roles' processes.
+        """Wait for the first steps to be over and every server to follow; returns the roles' processes.
 
         Raises:
             RunFailedError: the run ended before, or takes too long.
         """
         deadline = time.monotonic() + STEADY_WITHIN_S
-        while self.steps() < STEADY_AFTER:
+        while self.steps() < STEADY_AFTER or (missing := self._servers() - self._updated()):
             self.check()
             if time.monotonic() > deadline:
-                raise self.failure(f"did not do {STEADY_AFTER} steps within {STEADY_WITHIN_S:.0f} s")
+                if self.steps() < STEADY_AFTER:
+                    raise self.failure(f"did not do {STEADY_AFTER} steps within {STEADY_WITHIN_S:.0f} s")
+                raise self.failure(f"has no weights on {', '.join(sorted(missing))} after {STEADY_WITHIN_S:.0f} s")
             time.sleep(POLL_S)
         return Roles.of(self._process.pid, self.directory)
+
+    def _servers(self) -> set[str]:
+        return {path.stem for path in (self.directory / "config").glob("inference-*.json")}
+
+    def _updated(self) -> set[str]:
+        """A run begins when its first server is ready: the others come later."""
+        return {record["server"] for record in self.records("updates.jsonl") if record["ok"]}
 
     def measure(self, roles: Roles, during: Callable[[], None]) -> Window:
         """Do something while the run goes on, and look at the CPU time before and after.

@@ -1,4 +1,4 @@
-"""A background asyncio loop for roles whose main thread computes (the trainer)."""
+"""Event loops of the busiest roles: uvloop's, which needs less CPU for the same messages than asyncio's own."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import uvloop
+
 T = TypeVar("T")
 
 
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a role to its end, as :func:`asyncio.run` does."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
 class BackgroundLoop:
-    """Runs one event loop in a daemon thread; coroutines are handed to it from the computing thread."""
+    """An event loop in a daemon thread, for a role whose main thread computes (the trainer)."""
 
     def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 

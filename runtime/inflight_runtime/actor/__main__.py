@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+from inflight_runtime import aio
 from inflight_runtime.actor.loading import EnvironmentLoadError, load_environment
 from inflight_runtime.actor.loop import FAILED, Actor
 from inflight_runtime.actor.tokenizer import TokenizerError, load_tokenizer
@@ -66,7 +67,7 @@ def main() -> int:
         log.error("--config %s: %s", path, error)
         return BAD_INPUT
     try:
-        return asyncio.run(run(config, token))
+        return aio.run(run(config, token))
     except OSError as error:
         log.error("%s", error)
         return FAILED

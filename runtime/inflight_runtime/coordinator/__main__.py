@@ -14,6 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
+from inflight_runtime import aio
 from inflight_runtime.config.roles import CoordinatorConfig, load_role_config
 from inflight_runtime.coordinator.app import build_app
 from inflight_runtime.coordinator.database import LedgerDamagedError
@@ -113,7 +114,7 @@ def main() -> int:
         log.error("token file %s is empty: write the job's bearer token into it", config.token_file)
         return BAD_INPUT
     try:
-        asyncio.run(serve(config, token))
+        aio.run(serve(config, token))
     except StartError as error:
         log.error("%s", error)
         return 1

@@ -34,6 +34,8 @@ LONGEST_BACKOFF_S: Final = 30.0
 LONGEST_JOIN_S: Final = 20.0
 REPLY_GRACE_S: Final = 1.0
 """How long after the deadline, or after the pair broke, the server's own words are waited for."""
+UPDATING_AFTER_S: Final = 0.25
+"""An update that is over sooner is not announced: nobody could see it, and a small model has ten of them a second."""
 UNREAD_GRACE_S: Final = 0.5
 """How long a send may go on after the server has answered that it serves the version: then it was not read at all."""
 
@@ -95,6 +97,7 @@ class ServerLink:
         self._fallback: Backend | None = None
         self._last_number = 0
         self._recheck = False
+        self._announcing: asyncio.TimerHandle | None = None
         self._telling: asyncio.Future[None] | None = None
         self._wake = asyncio.Event()
 
@@ -127,6 +130,7 @@ class ServerLink:
 
     async def close(self) -> None:
         """Leave the pair on both sides; a server that does not answer is not waited for long."""
+        self._announce_nothing()
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None
@@ -193,9 +197,11 @@ class ServerLink:
         Raises:
             LinkFailedError: it did not work; the pair is closed.
         """
-        # Nobody waits for the coordinator's answer; what is told next waits for it, so READY cannot overtake it.
-        self._telling = asyncio.ensure_future(self._put("SYNCING" if self.version is None else "UPDATING"))
-        self._telling.add_done_callback(_forget)
+        if self.version is None:
+            self._announce("SYNCING")
+        else:
+            loop = asyncio.get_running_loop()
+            self._announcing = loop.call_later(UPDATING_AFTER_S, self._announce, "UPDATING")
         if self._pair is None:
             self._pair = await self._join()
         return await self._send_or_settle(self._pair, published)
@@ -361,6 +367,7 @@ class ServerLink:
         pause_ms: float | None = None,
         reason: str = "",
     ) -> None:
+        self._announce_nothing()
         if self._telling is not None:
             await asyncio.wait([self._telling])
             error = self._telling.exception()
@@ -368,6 +375,17 @@ class ServerLink:
             if isinstance(error, StaleEpochError):
                 raise error
         await self._put(state, version, update_ms, pause_ms, reason)
+
+    def _announce(self, state: ServerState) -> None:
+        """Tell, and wait for no answer; what is told next waits for it, so READY cannot overtake it."""
+        self._announcing = None
+        self._telling = asyncio.ensure_future(self._put(state))
+        self._telling.add_done_callback(_forget)
+
+    def _announce_nothing(self) -> None:
+        if self._announcing is not None:
+            self._announcing.cancel()
+            self._announcing = None
 
     async def _put(
         self,

@@ -57,6 +57,24 @@ async def test_a_call_that_is_given_up_does_not_disturb_the_next() -> None:
         assert await client.call("quick") == 7
 
 
+async def test_what_a_worker_reports_by_itself_keeps_the_promise_of_that_name_and_no_other() -> None:
+    server = ControlServer({"quick": lambda: 1})
+    client = await ControlClient.connect(server.path)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await client.call("quick") == 1
+        with client.promise("commit 1") as first, client.promise("commit 2") as second:
+            server.report("commit 2", 2.5)
+            assert await second == 2.5
+            assert not first.done()
+        server.report("commit 1", 0.5)  # nobody waits any more
+        assert await client.call("quick") == 1
+    assert first.cancelled()
+
+
+async def test_a_report_before_anybody_has_connected_is_no_failure() -> None:
+    ControlServer({}).report("commit 1", 1.0)
+
+
 async def test_large_arguments_pass() -> None:
     client = await connected(length=lambda text: len(text))  # noqa: PLW0108  len takes no keyword
     async with asyncio.timeout(DEADLINE_S):
@@ -85,4 +103,6 @@ async def test_a_worker_that_is_gone_fails_what_waits_and_what_comes() -> None:
             await waiting
         with pytest.raises(ControlError, match="gone"):
             await client.call("hang")
+        with client.promise("commit 1") as promised, pytest.raises(ControlError, match="gone"):
+            await promised
     gate.set()

@@ -16,7 +16,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,11 @@ logger = logging.getLogger(__name__)
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """A manifest of a large model has thousands of tensors."""
 ACCEPT_TIMEOUT_S: Final = 60.0
+
+
+def commit_report(number: int) -> str:
+    """Name of the promise that a commit's outcome keeps."""
+    return f"commit {number}"
 
 
 class ControlError(RuntimeError):
@@ -47,6 +52,7 @@ class ControlServer:
         self._listener.settimeout(ACCEPT_TIMEOUT_S)
         self._listener.bind(self.path)
         self._listener.listen(1)
+        self._connection: socket.socket | None = None
         self._sending = threading.Lock()
         threading.Thread(target=self._serve, name="inflight-control", daemon=True).start()
 
@@ -61,20 +67,29 @@ class ControlServer:
             # Nobody else is to connect, and a killed process leaves nothing behind.
             shutil.rmtree(self._directory, ignore_errors=True)
         connection.settimeout(None)
+        self._connection = connection
         with connection, connection.makefile("rb") as lines:
             for line in lines:
                 threading.Thread(
-                    target=self._answer, args=(connection, json.loads(line)), name="inflight-weights", daemon=True
+                    target=self._answer, args=(json.loads(line),), name="inflight-weights", daemon=True
                 ).start()
 
-    def _answer(self, connection: socket.socket, message: dict[str, Any]) -> None:
-        answer: dict[str, Any] = {"id": message["id"]}
+    def _answer(self, message: dict[str, Any]) -> None:
         try:
-            answer["result"] = self._calls[message["call"]](**message["arguments"])
+            answer = {"result": self._calls[message["call"]](**message["arguments"])}
         except BaseException as error:
-            answer["error"] = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError), self._sending:
-            connection.sendall(json.dumps(answer).encode() + b"\n")
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        self._send({"id": message["id"], **answer})
+
+    def report(self, promise: str, result: Any) -> None:
+        """Give a result that was not called for over this line, from any thread; see :meth:`ControlClient.promise`."""
+        self._send({"id": promise, "result": result})
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError), self._sending:
+                connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 class ControlClient:
@@ -83,7 +98,7 @@ class ControlClient:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._ids = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int | str, asyncio.Future[Any]] = {}
         self._lost = ""
         self._reading = asyncio.create_task(self._read(reader))
 
@@ -95,6 +110,21 @@ class ControlClient:
             OSError: it does not listen.
         """
         return cls(*await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES))
+
+    @contextlib.contextmanager
+    def promise(self, name: str) -> Iterator[asyncio.Future[Any]]:
+        """What the worker will :meth:`~ControlServer.report` under ``name`` within this context.
+
+        The future fails with :class:`ControlError` when the worker is gone.
+        """
+        future = self._waiting[name] = asyncio.get_running_loop().create_future()
+        if self._lost:
+            future.set_exception(ControlError(self._lost))
+        try:
+            yield future
+        finally:
+            self._waiting.pop(name, None)
+            future.cancel()
 
     async def call(self, name: str, **arguments: Any) -> Any:
         """Run a call in the worker. Cancelling it only stops waiting.

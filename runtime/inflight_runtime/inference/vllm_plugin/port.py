@@ -11,7 +11,7 @@ from typing import Any, Final
 from inflight_runtime.config.roles import InferenceConfig
 from inflight_runtime.inference.checkpoint_names import ExpectedTensors
 from inflight_runtime.inference.service import ContractError, Load
-from inflight_runtime.inference.vllm_plugin.control import ControlClient, ControlError
+from inflight_runtime.inference.vllm_plugin.control import ControlClient, ControlError, commit_report
 from inflight_runtime.protocol import InitGroupRequest, WeightUpdateRequest
 from inflight_runtime.types import Version
 
@@ -49,6 +49,7 @@ class VllmWeightPort:
         self._backends: dict[str, str] = {}
         self._workers: list[ControlClient] = []
         self._numbers = itertools.count(1)
+        self._late: asyncio.Future[Any] | None = None
 
     async def join(self, request: InitGroupRequest) -> None:
         """Join as ranks 1..tensor_parallel, in a thread of each worker."""
@@ -107,13 +108,20 @@ class VllmWeightPort:
         The engine takes messages in the order in which they were sent, and none of its steps samples between the first
         and the last. Should the commit fail, the worker refuses every further step.
         """
-        # This one is answered only when the engine is idle, if a request has just ended: nothing depends on it.
-        pause = asyncio.ensure_future(self.pause())
-        pause.add_done_callback(lambda task: task.cancelled() or task.exception())
-        commit = asyncio.ensure_future(self._rpc("inflight_commit_or_die", staged.number))
-        label, resume = asyncio.ensure_future(self.set_version(version)), asyncio.ensure_future(self.resume())
-        (took, _, _) = await asyncio.gather(commit, label, resume)
-        return float(max(took))
+        if self._late is not None:
+            await self._late  # raises what went wrong with the label of the version before
+        (worker,) = self._workers
+        with worker.promise(commit_report(staged.number)) as committed:
+            # Pausing is answered only when the engine is idle, if a request has just ended: nothing depends on it.
+            pause = asyncio.ensure_future(self.pause())
+            pause.add_done_callback(_forget)
+            commit = asyncio.ensure_future(self._rpc("inflight_commit_or_die", staged.number))
+            commit.add_done_callback(_forget)
+            # Sent is as good as done: the engine labels before it goes on, and can fail to only by dying.
+            self._late = asyncio.gather(self.set_version(version), self.resume())
+            self._late.add_done_callback(_forget)
+            await asyncio.wait((committed, commit), return_when=asyncio.FIRST_COMPLETED)
+            return float(committed.result() if committed.done() else max(commit.result()))
 
     async def set_version(self, version: Version) -> None:
         """Set the label that vLLM reports for every token."""
@@ -152,3 +160,8 @@ class VllmWeightPort:
     async def _rpc(self, method: str, *args: str | int, timeout_s: float | None = RPC_TIMEOUT_S) -> list[Any]:
         async with asyncio.timeout(timeout_s):
             return list(await self._engine.collective_rpc(method, args=args))
+
+
+def _forget(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()  # seen

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from inflight_runtime.inference.vllm_plugin.control import ControlServer
+from inflight_runtime.inference.vllm_plugin.control import ControlServer, commit_report
 from inflight_runtime.inference.vllm_plugin.logs import adopt_vllm_logging
 from inflight_runtime.inference.vllm_plugin.swap import Prepared, SwapPlan, plan_swap
 from inflight_runtime.protocol import InitGroupRequest, WeightUpdateRequest
@@ -172,11 +172,14 @@ class InflightWorkerExtension:
     def inflight_commit_or_die(self, number: int) -> float:
         """The same where the engine is resumed without waiting for the outcome: a failure ends the engine's life.
 
+        The outcome is reported over the control socket too: the engine's own answer is sent by a thread that waits
+        while the next step is prepared.
+
         Raises:
             Exception: whatever went wrong; the next engine step raises as well, so nothing is sampled from a mix.
         """
         try:
-            return self.inflight_commit(number)
+            took = self.inflight_commit(number)
         except BaseException as error:
             reason = f"the weights are mixed: {error}"
 
@@ -185,6 +188,9 @@ class InflightWorkerExtension:
 
             self.model_runner.execute_model = refuse
             raise
+        if (control := self.inflight_state.control) is not None:
+            control.report(commit_report(number), took)
+        return took
 
     def inflight_commit_streaming(self, payload: str) -> float:
         """Receive and load bucket by bucket with the engine paused (NCCL: no second model in device memory).
