@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -176,13 +175,6 @@ class RunningCoordinator:
     def log(self) -> str:
         """Its log."""
         return self.log_path.read_text(errors="replace")
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_coordinator(directory: Path, config: CoordinatorConfig) -> RunningCoordinator:

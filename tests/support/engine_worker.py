@@ -1,4 +1,4 @@
-"""One rank of a trainer engine without the loop: ``torchrun -m support.engine_worker PLAN.json``.
+"""One rank of a trainer engine without the loop; :mod:`support.forked_ranks` runs its ``main`` with a plan's path.
 
 The plan is a list of :class:`Task`; rank 0 writes ``NAME.json`` and ``NAME.safetensors`` of each into its directory.
 """
@@ -24,7 +24,6 @@ from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.losses import LossSums
 from inflight_runtime.trainer.packing import MicroBatch, attention_cost, plan_ranks
 from inflight_runtime.trainer.ranks import Team, forward_backward
-from support.torchrun import end_with
 from support.trainer_fakes import random_group, step_batch
 
 SGD_RATE = 0.3
@@ -117,7 +116,3 @@ def main() -> None:
             engine.close()
     if team.size > 1:
         dist.barrier()
-
-
-if __name__ == "__main__":
-    end_with(main)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from urllib import request as urlrequest
 from urllib.error import HTTPError, URLError
 
 from inflight_runtime.config.roles import InferenceConfig, ModelFiles
+from support.ports import free_port
 
 TOKEN = "a-token-for-tests"  # not a secret
 START_DEADLINE_S = 240.0
@@ -76,13 +76,6 @@ class RunningServer:
     def log_tail(self, lines: int = LOG_LINES) -> str:
         """The newest lines of the log."""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
-
-
-def free_port() -> int:
-    """A port that nobody listens on (somebody may take it before it is used)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def make_config(directory: Path, model: Path, **changes: Any) -> InferenceConfig:

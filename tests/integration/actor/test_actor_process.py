@@ -22,9 +22,9 @@ from support.coordinators import (
     RunningCoordinator,
     coordinator,
     coordinator_config,
-    free_port,
     start_coordinator,
 )
+from support.ports import free_port
 from support.tiny_models import make_tokenizer
 
 DEADLINE_S = 120.0

@@ -27,7 +27,8 @@ from inflight_runtime.protocol import (
     TrainerStart,
     VersionField,
 )
-from support.coordinators import TOKEN, coordinator, coordinator_config, free_port, group_for, start_coordinator
+from support.coordinators import TOKEN, coordinator, coordinator_config, group_for, start_coordinator
+from support.ports import free_port
 
 _requests = itertools.count()
 GROUPS = 120

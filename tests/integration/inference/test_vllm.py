@@ -21,7 +21,8 @@ from inflight_runtime.protocol import GenerateReply
 from support.coordinators import coordinator, coordinator_config
 from support.mixed_weights import kept_cache_logprobs
 from support.models import smollm2_model
-from support.servers import RunningServer, free_port, make_config, start_server
+from support.ports import free_port
+from support.servers import RunningServer, make_config, start_server
 from support.tiny_models import MAX_LENGTH, make_tiny_model
 from support.trainer_side import TrainerSide, hf_logprobs, in_background, load_hf
 

@@ -1,27 +1,22 @@
-"""Two ranks of DeepSpeed under torchrun, on CPUs, do what the single engine does on its own."""
+"""Two ranks of DeepSpeed, on CPUs, do what the single engine does on its own."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 from inflight_runtime.config.roles import LossConfig, OptimizerConfig, TrainerConfig
 from inflight_runtime.trainer.engines.single import SingleEngine
 from integration.trainer.deepspeed_rank import micro_batches, train_step
+from support.forked_ranks import ForkedRanks, Launch
 from support.tiny_models import make_tiny_model
 from support.trainer_fakes import trainer_config
 from support.trainer_side import hf_logits, load_exported, load_hf
@@ -72,38 +67,18 @@ def single(config: TrainerConfig, directory: Path, *, steps: Sequence[int], resu
     return Result(history, {name: tensor.clone() for name, tensor in engine.export_weights()}, directory)
 
 
-def ranks(requests: Sequence[dict[str, Any]], directory: Path, count: int = 2) -> dict[str, Result]:
+def ranks(
+    forked: ForkedRanks, requests: Sequence[dict[str, Any]], directory: Path, count: int = 2
+) -> dict[str, Result]:
     """Work off requests, one after the other, on ``count`` ranks, whose results must be the same."""
     for request in requests:
         Path(request["directory"]).mkdir()
-    (directory / "requests.json").write_text(json.dumps(requests))
-    script = Path(__file__).with_name("deepspeed_rank.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    log = directory / "ranks.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*launcher, str(script), str(directory / "requests.json")],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        try:
-            code = process.wait(DEADLINE_S)
-        finally:
-            for pid in descendants(process.pid):  # torchrun gives each rank a session of its own
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    assert code == 0, log.read_text(errors="replace")
+    path = directory / "requests.json"
+    path.write_text(json.dumps(requests))
+    launch = Launch("integration.trainer.deepspeed_rank", [str(path)], count, str(directory / "ranks.log"), DEADLINE_S)
+    code, output = forked.run(launch)
+    assert code == 0, output
     return {Path(request["directory"]).name: result(Path(request["directory"]), count) for request in requests}
-
-
-def descendants(pid: int) -> list[int]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return []
 
 
 def result(directory: Path, count: int) -> Result:
@@ -144,8 +119,10 @@ def stage(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module")
-def results(stage: int, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """One launch a stage for all tests, since a launch takes longer than its steps."""
+def results(
+    stage: int, models: dict[str, Path], forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Result]:
+    """One launch a stage for all tests."""
     directory = tmp_path_factory.mktemp(f"stage-{stage}")
 
     def request(
@@ -161,6 +138,7 @@ def results(stage: int, models: dict[str, Path], tmp_path_factory: pytest.TempPa
         return place | {"first": first, "last": last} | fields
 
     return ranks(
+        forked,
         [
             request("qwen2-sgd", "qwen2", SGD),
             request("qwen2-adamw", "qwen2", ADAMW),
@@ -272,14 +250,14 @@ def test_a_checkpoint_goes_on_where_it_ended(
 
 
 def test_a_checkpoint_of_one_process_goes_on_with_weights_split_unevenly_over_three(
-    expected: dict[str, Result], models: dict[str, Path], tmp_path: Path
+    expected: dict[str, Result], models: dict[str, Path], forked: ForkedRanks, tmp_path: Path
 ) -> None:
     config = job(tmp_path, models["qwen2"], ADAMW)
     (tmp_path / "half").mkdir()
     single(config, tmp_path / "half", steps=[1, 2, 3])
     split = config.model_copy(update={"engine": "deepspeed", "zero_stage": 3}).model_dump(mode="json")
     place = {"config": split, "directory": str(tmp_path / "three"), "resume": str(tmp_path / "half")}
-    found = ranks([place | {"first": 4, "last": 5}], tmp_path, count=3)["three"]
+    found = ranks(forked, [place | {"first": 4, "last": 5}], tmp_path, count=3)["three"]
     whole = expected["qwen2-adamw"]
     numbers, norms = differences(found, Result(whole.history[3:], whole.weights, whole.checkpoint))
     assert numbers <= 1e-5
@@ -287,7 +265,7 @@ def test_a_checkpoint_of_one_process_goes_on_with_weights_split_unevenly_over_th
 
 
 def test_a_moment_of_another_shape_is_refused(
-    expected: dict[str, Result], models: dict[str, Path], tmp_path: Path
+    expected: dict[str, Result], models: dict[str, Path], forked: ForkedRanks, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(expected["llama-adamw"].checkpoint, checkpoint)
@@ -297,4 +275,4 @@ def test_a_moment_of_another_shape_is_refused(
     config = job(tmp_path, models["llama"], ADAMW, engine="deepspeed").model_dump(mode="json")
     place = {"config": config, "directory": str(tmp_path / "run"), "resume": str(checkpoint)}
     with pytest.raises(AssertionError, match=r"EngineError: the optimizer state of .* has shape \[3\], the parameter"):
-        ranks([place | {"first": 6, "last": 6}], tmp_path, count=1)
+        ranks(forked, [place | {"first": 6, "last": 6}], tmp_path, count=1)

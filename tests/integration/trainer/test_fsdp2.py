@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from inflight_runtime.config.roles import Dtype, OptimizerConfig, TrainerConfig
 from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.ranks import Team
 from support.engine_worker import Task, run_task, write_plan
+from support.forked_ranks import ForkedRanks, Launch
 from support.tiny_models import Arch, make_tiny_model
-from support.torchrun import run_to_end, torchrun
 from support.trainer_fakes import trainer_config
 from support.trainer_side import hf_logits, load_exported, load_hf
 
@@ -39,6 +40,7 @@ class Bench:
     directory: Path
     model: Path
     config: TrainerConfig
+    forked: ForkedRanks
 
     def task(
         self, name: str, *, dtype: Dtype = "float32", options: dict[str, Any] | None = None, **fields: Any
@@ -55,20 +57,21 @@ class Bench:
             engine.close()
 
     def ranks(self, engine: str, ranks: int, *tasks: Task) -> None:
-        """Run under torchrun."""
-        code, output = self._torchrun(engine, ranks, *tasks)
+        """Run on this many ranks."""
+        code, output = self._run(engine, ranks, *tasks)
         assert code == 0, output
 
     def fail(self, engine: str, task: Task) -> str:
-        """Run under torchrun on 2 ranks what must not succeed; returns what was printed."""
-        code, output = self._torchrun(engine, 2, task)
+        """Run on 2 ranks what must not succeed; returns what was printed."""
+        code, output = self._run(engine, 2, task)
         assert code == 1, output
         return output
 
-    def _torchrun(self, engine: str, ranks: int, *tasks: Task) -> tuple[int, str]:
-        plan = self.directory / "plan.json"
+    def _run(self, engine: str, ranks: int, *tasks: Task) -> tuple[int, str]:
+        plan, log = self.directory / "plan.json", self.directory / "ranks.log"
         write_plan(plan, engine, list(tasks))
-        return run_to_end([*torchrun(ranks), "-m", "support.engine_worker", str(plan)], DEADLINE_S)
+        log.unlink(missing_ok=True)
+        return self.forked.run(Launch("support.engine_worker", [str(plan)], ranks, str(log), DEADLINE_S))
 
     def record(self, name: str) -> dict[str, list[float]]:
         return json.loads((self.directory / f"{name}.json").read_text())
@@ -88,23 +91,29 @@ class Bench:
             assert float(theirs[name].norm()) == pytest.approx(float(tensor.norm()), rel=tolerance, abs=tolerance), name
 
 
-def bench(tmp_path: Path, arch: Arch) -> Bench:
-    model = make_tiny_model(tmp_path / "model", arch, tied=arch == "qwen2", initializer_range=0.1)
-    config = trainer_config(
-        tmp_path,
-        model,
-        groups_per_step=3,
-        max_staleness=10,
-        max_tokens=30,
-        micro_batch_tokens=128,
-        optimizer=OptimizerConfig(learning_rate=1e-3, grad_clip_norm=1.0),
-    )
-    return Bench(tmp_path, model, config)
+@pytest.fixture
+def bench(forked: ForkedRanks, tmp_path: Path) -> Callable[[Arch], Bench]:
+    """Makes a model of this architecture, and the bench for it."""
+
+    def make(arch: Arch) -> Bench:
+        model = make_tiny_model(tmp_path / "model", arch, tied=arch == "qwen2", initializer_range=0.1)
+        config = trainer_config(
+            tmp_path,
+            model,
+            groups_per_step=3,
+            max_staleness=10,
+            max_tokens=30,
+            micro_batch_tokens=128,
+            optimizer=OptimizerConfig(learning_rate=1e-3, grad_clip_norm=1.0),
+        )
+        return Bench(tmp_path, model, config, forked)
+
+    return make
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "llama", "qwen3_moe"])
-def test_two_ranks_train_as_one(engine: str, arch: Arch, tmp_path: Path) -> None:
-    here = bench(tmp_path, arch)
+def test_two_ranks_train_as_one(engine: str, arch: Arch, tmp_path: Path, bench: Callable[[Arch], Bench]) -> None:
+    here = bench(arch)
     here.single(here.task("single-sgd", sgd=True), here.task("single-adamw"))
     saved = tmp_path / "saved"
     here.ranks(
@@ -137,8 +146,10 @@ def test_two_ranks_train_as_one(engine: str, arch: Arch, tmp_path: Path) -> None
     assert torch.equal(hf_logits(load_hf(saved / "model")), logits["adamw"])
 
 
-def test_a_checkpoint_goes_on_with_another_number_of_ranks(engine: str, tmp_path: Path) -> None:
-    here = bench(tmp_path, "qwen2")
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(
+    engine: str, tmp_path: Path, bench: Callable[[Arch], Bench]
+) -> None:
+    here = bench("qwen2")
     two, one = tmp_path / "two", tmp_path / "one"
     here.single(here.task("whole", last=7))
     # Activation checkpointing and offloading may come and go at a resume, too.
@@ -160,16 +171,20 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(engine: str, tmp_path
             assert norm == pytest.approx(float(tensor.norm()), rel=ADAMW, abs=ADAMW), (name, tensor_name)
 
 
-def test_the_weights_of_another_engine_are_taken_without_its_optimizer(engine: str, tmp_path: Path) -> None:
-    here = bench(tmp_path, "llama")
+def test_the_weights_of_another_engine_are_taken_without_its_optimizer(
+    engine: str, tmp_path: Path, bench: Callable[[Arch], Bench]
+) -> None:
+    here = bench("llama")
     saved = tmp_path / "saved"
     here.single(here.task("begin", last=2, save=str(saved)), here.task("whole", last=3))
     here.ranks(engine, 2, here.task("later", first=3, last=3, resume=str(saved)))
     assert here.record("later")["loss"] == pytest.approx(here.record("whole")["loss"][2:], rel=EXACT, abs=EXACT)
 
 
-def test_a_model_that_rank_0_refuses_is_refused_by_all_ranks(engine: str, tmp_path: Path) -> None:
-    here = bench(tmp_path, "llama")
+def test_a_model_that_rank_0_refuses_is_refused_by_all_ranks(
+    engine: str, tmp_path: Path, bench: Callable[[Arch], Bench]
+) -> None:
+    here = bench("llama")
     whole = (here.model / "model.safetensors").read_bytes()
     settings = json.loads((here.model / "config.json").read_text())
 
@@ -198,8 +213,10 @@ def test_a_model_that_rank_0_refuses_is_refused_by_all_ranks(engine: str, tmp_pa
         assert "rank 1 makes other weights of its config.json than rank 0 has loaded" in found
 
 
-def test_what_cannot_be_loaded_or_written_is_said_on_every_rank(engine: str, tmp_path: Path) -> None:
-    here = bench(tmp_path, "qwen2")
+def test_what_cannot_be_loaded_or_written_is_said_on_every_rank(
+    engine: str, tmp_path: Path, bench: Callable[[Arch], Bench]
+) -> None:
+    here = bench("qwen2")
     saved = tmp_path / "saved"
     here.ranks(engine, 2, here.task("begin", last=1, save=str(saved)))
     later = {"first": 2, "last": 2, "resume": str(saved)}

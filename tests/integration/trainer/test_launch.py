@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.servers import free_port
+from support.ports import free_port
 
 HERE = Path(__file__).parent
 RANK = HERE / "stub_rank.py"

@@ -25,7 +25,8 @@ from inflight_runtime.config.roles import CheckpointConfig, TrainerConfig
 from inflight_runtime.coordinator.client import CoordinatorClient
 from inflight_runtime.protocol import DatasetInfo, LeaseRequest, RunState, TrainerStart
 from inflight_runtime.trainer.manifest import read_checkpoint
-from support.coordinators import TOKEN, RunningCoordinator, coordinator, coordinator_config, free_port
+from support.coordinators import TOKEN, RunningCoordinator, coordinator, coordinator_config
+from support.ports import free_port
 from support.tiny_models import make_tiny_model
 from support.trainer_fakes import random_group, trainer_config
 

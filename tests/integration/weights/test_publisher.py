@@ -157,9 +157,7 @@ async def delivered(publisher, step, servers=1):
     assert await publisher.wait_delivered(Version(1, step), servers=servers, timeout_s=DEADLINE_S)
 
 
-async def test_every_server_gets_the_weights_and_is_told_ready(
-    start_server, coordinator, publisher, log, monkeypatch
-):
+async def test_every_server_gets_the_weights_and_is_told_ready(start_server, coordinator, publisher, log, monkeypatch):
     monkeypatch.setattr(link, "UPDATING_AFTER_S", DEADLINE_S)
     servers = [await start_server(name) for name in ("a", "b")]
     for server in servers:

@@ -339,7 +339,7 @@ async def test_several_turns_make_one_segment_with_what_the_environment_said_mas
 async def test_health_routes_tell_readiness_and_counters():
     import aiohttp
 
-    from support.servers import free_port
+    from support.ports import free_port
 
     server = StubServer()
     gate = asyncio.Event()
