@@ -15,6 +15,8 @@ IMAGE_REASONS: Final = frozenset(
 )
 WAITING_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 CRASHES: Final = "CrashLoopBackOff"
+EFFECTS: Final = frozenset({1, 143})
+"""Exit codes of a trainer node that has lost another one, or that was told to end because another one had failed."""
 MAX_WORDS: Final = 1_000
 _SECOND: Final = len("2006-01-02T15:04:05")
 _REFUSED_PODS: Final = (
@@ -106,8 +108,9 @@ def failed_pod(pods: Sequence[Manifest], role: str) -> str:
     failed = [pod for pod in pods if role_of(pod) == role and (pod.get("status") or {}).get("phase") == "Failed"]
     if not failed:
         return ""
-    # All nodes of a trainer fail with the first one; that one knows why.
-    first = min(failed, key=lambda pod: (_ended(pod), str(pod["metadata"]["name"])))
+    # All nodes of a trainer fail with the first one, often within the same second: that one knows why, and the others
+    # lost a rank or were told to end.
+    first = min(failed, key=lambda pod: (_exit_code(pod) in EFFECTS, _ended(pod), str(pod["metadata"]["name"])))
     status = first["status"]
     name = first["metadata"]["name"]
     for container in _containers(status):
@@ -158,6 +161,14 @@ def _ended(pod: Manifest) -> str:
         for container in _containers(pod.get("status") or {})
     ]
     return max(times, default="")
+
+
+def _exit_code(pod: Manifest) -> int:
+    codes = (
+        ((container.get("state") or {}).get("terminated") or {}).get("exitCode", 0)
+        for container in _containers(pod.get("status") or {})
+    )
+    return next((int(code) for code in codes if code), 0)
 
 
 def _last_seen(event: Manifest) -> str:

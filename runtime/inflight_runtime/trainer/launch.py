@@ -3,196 +3,22 @@
 All other options, and the ``PET_*`` variables, are torchrun's own. Unlike torchrun, which makes a 1 of whatever its
 ranks end with, it ends with the exit code of the rank that failed first (see the trainer's :mod:`.__main__`): whoever
 restarts a trainer must know a bad configuration, which no restart mends, from a crash. After a signal the ranks have
-``TORCH_ELASTIC_SHUTDOWN_TIMEOUT`` seconds for their checkpoint, and their code is the launcher's, too.
+``TORCH_ELASTIC_SHUTDOWN_TIMEOUT`` seconds for their checkpoint, and their code is the launcher's, too; a signal that
+comes before there are ranks, while this node waits for the others for instance, ends it at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import os
-import signal
 import sys
-import uuid
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-from torch.distributed.launcher.api import LaunchConfig
-from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
-
-from inflight_runtime.trainer.failure import EXIT_BAD_INPUT, EXIT_FAILED
-
-logger = logging.getLogger("inflight_runtime.trainer.launch")
+from inflight_runtime.trainer.signals import EarlyEnd
 
 MODULE: Final = "inflight_runtime.trainer"
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-def exit_code(codes: Mapping[int, int]) -> int:
-    """The exit code of ranks that ended together; 0 when none of them failed.
-
-    Args:
-        codes: what each rank ended with; negative for a signal, as :mod:`subprocess` has it.
-    """
-    rank = first_cause(codes)
-    return 0 if rank is None else shell_code(codes[rank])
-
-
-def first_cause(codes: Mapping[int, int]) -> int | None:
-    """The rank whose failure is the cause of the others'; ``None`` when none failed."""
-    failed = [rank for rank, code in codes.items() if code]
-    # A rank that loses another one ends with 1, so that a 1 beside anything else is an effect.
-    return min(failed, key=lambda rank: (codes[rank] == EXIT_FAILED, rank), default=None)
-
-
-def shell_code(code: int) -> int:
-    """An exit code as shells have it: 128 + the number of the signal that ended the process."""
-    return 128 - code if code < 0 else code
-
-
-def reasons(failures: Mapping[int, ProcessFailure], code: int) -> dict[int, str]:
-    """What the ranks that ended with ``code`` have left by :func:`~inflight_runtime.trainer.failure.tell_launcher`."""
-    alike = {rank: failure for rank, failure in failures.items() if failure.exitcode == code}
-    return {rank: failure.message for rank, failure in alike.items() if Path(failure.error_file).is_file()}
-
-
-class Agent(LocalElasticAgent):
-    """Torch's agent of one node, which also remembers the exit codes of its ranks."""
-
-    def __init__(self, spec: WorkerSpec, config: LaunchConfig) -> None:
-        assert config.logs_specs is not None and config.shutdown_timeout is not None  # LaunchConfig fills them in
-        super().__init__(
-            spec,
-            config.logs_specs,
-            start_method=config.start_method,
-            log_line_prefix_template=config.log_line_prefix_template,
-            shutdown_timeout=config.shutdown_timeout,
-        )
-        self.failed_first: dict[int, int] = {}
-        """Exit codes by rank of those that had failed when the first failure was seen, before the others were ended."""
-
-    def codes(self) -> dict[int, int]:
-        """Exit codes by rank of those that have ended."""
-        ended = {}
-        handlers = getattr(self._pcontext, "subprocess_handlers", {})
-        for worker in self.get_worker_group().workers:
-            handler = handlers.get(worker.local_rank)
-            if handler is not None and (code := handler.proc.poll()) is not None:
-                ended[worker.global_rank] = code
-        return ended
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        # The agent's own look ends the others at once when it finds a failure, and their codes look like the first's.
-        if not self.failed_first:
-            self.failed_first = {rank: code for rank, code in self.codes().items() if code}
-        result: RunResult = super()._monitor_workers(worker_group)
-        if not self.failed_first:
-            self.failed_first = {rank: failure.exitcode for rank, failure in result.failures.items()}
-        return result
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        # A second signal would break off the wait for the ranks' checkpoint and leave them behind.
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(signum, signal.SIG_IGN)
-        super()._shutdown(death_sig, timeout)
-
-
-def launch(arguments: Sequence[str]) -> int:
-    """Run the ranks of this node to their end.
-
-    Args:
-        arguments: torchrun's whole command line, with the module or script.
-
-    Returns:
-        The exit code; see the module.
-    """
-    try:
-        agent = _agent(arguments)
-    except (ValueError, AssertionError) as error:
-        logger.error("cannot start the trainer's ranks: %s", error)
-        return EXIT_BAD_INPUT
-    try:
-        result: RunResult = agent.run()
-    except SignalException as signalled:
-        return _after_signal(agent, signalled.sigval)
-    except Exception as error:
-        logger.error("the trainer's ranks could not be started: %s", error)
-        return EXIT_FAILED
-    agent.get_worker_group().spec.rdzv_handler.shutdown()
-    rank = first_cause(agent.failed_first)
-    if rank is None:
-        return 0 if result.state is WorkerState.SUCCEEDED else EXIT_FAILED
-    code = agent.failed_first[rank]
-    told = reasons(result.failures, code)
-    if rank not in told:  # rank 0 has a reason, and the others may end a moment before it with the code that it tells
-        rank = min(told, default=rank)
-    how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-    logger.error("rank %d failed, %s%s", rank, how, f": {told[rank]}" if rank in told else "")
-    return shell_code(code)
-
-
-def _agent(arguments: Sequence[str]) -> Agent:
-    """Make the agent as torchrun does.
-
-    Raises:
-        ValueError, AssertionError: the options make no sense.
-    """
-    options = parse_args(list(arguments))  # type: ignore[no-untyped-call]
-    _, most_nodes = parse_min_max_nnodes(options.nnodes)
-    nowhere = options.rdzv_backend == "static" and not options.rdzv_endpoint and options.master_port is None
-    if options.standalone or (nowhere and most_nodes == 1):
-        options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
-    if options.master_port is None:
-        options.master_port = 29_500
-    config, entrypoint, rank_arguments = config_from_args(options)
-    parameters = RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        **config.rdzv_configs,
-    )
-    static = config.rdzv_backend == "static"
-    master = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1) if static else (None, None)
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
-    spec = WorkerSpec(
-        role=config.role,
-        local_world_size=config.nproc_per_node,
-        entrypoint=entrypoint,
-        args=tuple(rank_arguments),
-        rdzv_handler=get_rendezvous_handler(parameters),
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        master_addr=master[0],
-        master_port=master[1],
-        local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler,
-        numa_options=config.numa_options,
-        duplicate_stdout_filters=config.duplicate_stdout_filters,
-        duplicate_stderr_filters=config.duplicate_stderr_filters,
-        virtual_local_rank=config.virtual_local_rank,
-    )
-    return Agent(spec, config)
-
-
-def _after_signal(agent: Agent, told: signal.Signals) -> int:
-    codes = agent.codes()
-    if not codes:
-        logger.info("%s before the ranks were started", told.name)
-        return 128 + told
-    ended = ", ".join(f"rank {rank} with exit code {shell_code(code)}" for rank, code in sorted(codes.items()))
-    logger.info("%s: the ranks have ended, %s", told.name, ended)
-    return exit_code(codes)
 
 
 def main() -> int:
@@ -205,7 +31,11 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="rendered trainer config (JSON)")
     arguments, options = parser.parse_known_args()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
-    return launch([*options, "--module", MODULE, "--config", str(arguments.config)])
+    early_end = EarlyEnd()
+    early_end.install()
+    from inflight_runtime.trainer.agent import launch  # noqa: PLC0415  torch takes seconds, in which a signal may come
+
+    return launch([*options, "--module", MODULE, "--config", str(arguments.config)], early_end)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-from inflight_runtime.trainer import launch
+from inflight_runtime.trainer.agent import launch
+from inflight_runtime.trainer.signals import EarlyEnd
 
 
 def start(case: dict) -> int:
@@ -20,7 +21,9 @@ def start(case: dict) -> int:
         with Path(case["log"]).open("ab", buffering=0) as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        code = launch.launch(case["arguments"])
+        early_end = EarlyEnd()
+        early_end.install()
+        code = launch(case["arguments"], early_end)
         sys.stderr.flush()
         os._exit(code)
     return pid

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -73,6 +74,17 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
+
+
+def waiting_node(node: int, port: int) -> list[str]:
+    """Arguments of one node of two, the other of which is not there."""
+    meeting = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    return [*meeting, str(RANK)]
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +158,26 @@ def test_the_ranks_of_several_nodes_are_one_world(launches: Launches) -> None:
 def test_each_node_ends_with_the_code_of_its_own_ranks(launches: Launches) -> None:
     launches.start("wait", "exit 2", "wait", "exit 3", nodes=2)
     assert launches.codes() == [2, 3], launches.log()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_node_that_waits_for_the_first_one(launches: Launches, signum: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        first.settimeout(DEADLINE_S)
+        launches.launch(waiting_node(1, first.getsockname()[1]))
+        connection, _ = first.accept()
+        with connection:
+            os.kill(launches.pids[0], signum)
+            assert launches.codes() == [128 + signum], launches.log()
+    assert f"{signum.name} before the ranks were started" in launches.log()
+
+
+def test_a_signal_ends_the_first_node_while_it_waits_for_the_others(launches: Launches) -> None:
+    port = free_port()
+    launches.launch(waiting_node(0, port))
+    until(lambda: listens(port), f"it waits: {launches.log()}")
+    os.kill(launches.pids[0], signal.SIGTERM)
+    assert launches.codes() == [143], launches.log()
 
 
 def test_options_that_make_no_sense_are_bad_input(launches: Launches) -> None:

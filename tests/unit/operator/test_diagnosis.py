@@ -128,6 +128,18 @@ def test_of_several_failed_pods_the_first_one_knows_why() -> None:
     assert failed_pod([evicted], "trainer") == "pod e: Evicted The node was low on memory"
 
 
+@pytest.mark.parametrize("effect", [1, 143])
+def test_a_trainer_node_that_lost_another_one_is_not_the_cause_even_if_it_ended_first(effect: int) -> None:
+    def ended(code: int, at: str) -> list[dict[str, Any]]:
+        return container({"terminated": {"exitCode": code, "reason": "Error", "finishedAt": f"2026-01-01T00:00:{at}Z"}})
+
+    pods = [
+        pod("node-0", "trainer", "Failed", containerStatuses=ended(effect, "01")),
+        pod("node-1", "trainer", "Failed", containerStatuses=ended(137, "02")),
+    ]
+    assert failed_pod(pods, "trainer").startswith("pod node-1: exit code 137")
+
+
 CREATE = 'create Pod a-inference-0 in StatefulSet a-inference failed error: pods "a-inference-0" is forbidden: '
 
 

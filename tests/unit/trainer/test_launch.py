@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inflight_runtime.trainer.launch import exit_code, first_cause
+from inflight_runtime.trainer.agent import exit_code, first_cause
 
 
 @pytest.mark.parametrize(
