@@ -50,17 +50,17 @@ test-unit: bootstrap ## Fast tests, no server
 	@$(PYTHON) -m pytest tests/unit -n 2 $(PYTEST)
 
 test-integration: bootstrap ## Tests with real processes, one file at a time on each of two workers
-	@$(PYTHON) -m pytest tests/integration -n 2 --dist loadfile $(patsubst %,--ignore=%,$(RANKS) $(RANKS_KILLED)) $(PYTEST)
+	@$(PYTHON) -m pytest tests/integration -n 2 --dist loadfile --no-loadscope-reorder $(patsubst %,--ignore=%,$(RANKS) $(RANKS_KILLED)) $(PYTEST)
 
 test-ranks: bootstrap ## Trainers of several ranks: the engines fsdp2 and deepspeed, and whole runs with each
-	@$(PYTHON) -m pytest $(RANKS) -n 2 --dist loadfile $(PYTEST)
+	@$(PYTHON) -m pytest $(RANKS) -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 test-ranks-killed: bootstrap ## A rank is killed at ten random moments of a run, with each engine (some ten minutes)
 	@$(PYTHON) -m pytest $(RANKS_KILLED) -s $(PYTEST)
 
 test-control-plane: bootstrap ## Tests against a real Kubernetes API server (compiles it the first time: five minutes, needs Go)
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only --also helm
-	@$(PYTHON) -m pytest tests/control_plane -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
+	@$(PYTHON) -m pytest tests/control_plane -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 control-plane: bootstrap ## Leave a Kubernetes control plane with JobSet and fake nodes up, until Ctrl-C
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster

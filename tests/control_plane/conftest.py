@@ -15,16 +15,25 @@ from control_plane.cluster.client import connect
 from control_plane.expected_refusals import refusals
 from control_plane.jobs import Jobs
 from control_plane.operator_process import Coordinators, OperatorProcess, operator_for
+from support.order import longest_first
 
 HERE = Path(__file__).parent
 TEST_DEADLINE_S = 120
-LONGEST_FIRST = ("test_cut_link.py", "test_at_rest.py", "test_generated.py")
-"""Two that mostly wait, and the one with the most to do: on three workers they begin side by side."""
+LONGEST_FIRST = (
+    "test_cut_link.py",
+    "test_at_rest.py",
+    "test_errors.py",
+    "test_lifecycle.py",
+    "test_generated.py",
+    "test_two_operators.py",
+    "test_deletions.py",
+    "test_crashes.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test has its own time limit, without its fixtures: the first may have to build, with deadlines of its own."""
-    items.sort(key=lambda item: item.path.name not in LONGEST_FIRST)
+    longest_first(items, LONGEST_FIRST)
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_DEADLINE_S, func_only=True))
