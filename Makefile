@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
 INFLIGHT := .venv/bin/inflight
+# Where clones share what is costly to make; as in scripts/bootstrap.py.
+CACHE := $(or $(INFLIGHT_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inflight)
 # Extra arguments for "inflight run", for instance: make demo RUN="--set spec.algorithm.steps=20"
 RUN ?=
 # Extra arguments for pytest, for instance: make test-unit PYTEST="-k ledger -x"
@@ -44,7 +46,7 @@ lint: bootstrap ## Check style and format
 	@$(PYTHON) -m ruff format --check .
 
 typecheck: bootstrap ## mypy, strict
-	@$(PYTHON) -m mypy
+	@MYPY_CACHE_DIR="$(CACHE)/mypy" $(PYTHON) -m mypy
 
 test-unit: bootstrap ## Fast tests, no server
 	@$(PYTHON) -m pytest tests/unit -n 2 $(PYTEST)
@@ -60,7 +62,7 @@ test-ranks-killed: bootstrap ## A rank is killed at ten random moments of a run,
 
 test-control-plane: bootstrap ## Tests against a real Kubernetes API server (compiles it the first time: five minutes, needs Go)
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only --also helm
-	@$(PYTHON) -m pytest tests/control_plane -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST)
+	@$(PYTHON) -m pytest tests/control_plane -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 control-plane: bootstrap ## Leave a Kubernetes control plane with JobSet and fake nodes up, until Ctrl-C
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster
