@@ -12,7 +12,8 @@ from cluster.pods import lives
 from cluster.runs import NAME, apply_example, check_run, read_run, step, wait_step
 from control_plane.jobs import Jobs
 
-STEPS = 400
+STEPS = 600
+"""So many that it is not done before it is suspended: two servers start meanwhile."""
 STARTS_S = 300.0
 VLLM_STARTS_S = 120.0
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from control_plane.cluster import Kubectl, eventually
+from control_plane.cluster.errors import ClusterError
 from control_plane.cluster.reading import Reader
 from control_plane.snapshots import KINDS
 from inflight_operator.merge import merge_template
@@ -88,7 +89,10 @@ class Jobs:
             status = self.status(name)
             return status if status.get("phase") in phases else None
 
-        return eventually(f"{name} is {' or '.join(phases)}", there, deadline_s)
+        try:
+            return eventually(f"{name} is {' or '.join(phases)}", there, deadline_s)
+        except ClusterError as error:
+            raise ClusterError(f"{error}; it is {self.status(name).get('phase')}") from None
 
     def wait_reason(self, name: str, kind: str, reason: str, deadline_s: float = 30.0) -> dict[str, Any]:
         """Wait until a condition has a reason; the condition then."""
