@@ -86,21 +86,21 @@ class BenchRun:
             RunFailedError: the run ended before, or takes too long.
         """
         deadline = time.monotonic() + STEADY_WITHIN_S
-        while self.steps() < STEADY_AFTER or (missing := self._servers() - self._updated()):
+        while unsteady := self._unsteady():
             self.check()
             if time.monotonic() > deadline:
-                if self.steps() < STEADY_AFTER:
-                    raise self.failure(f"did not do {STEADY_AFTER} steps within {STEADY_WITHIN_S:.0f} s")
-                raise self.failure(f"has no weights on {', '.join(sorted(missing))} after {STEADY_WITHIN_S:.0f} s")
+                raise self.failure(f"{unsteady} within {STEADY_WITHIN_S:.0f} s")
             time.sleep(POLL_S)
         return Roles.of(self._process.pid, self.directory)
 
-    def _servers(self) -> set[str]:
-        return {path.stem for path in (self.directory / "config").glob("inference-*.json")}
-
-    def _updated(self) -> set[str]:
-        """A run begins when its first server is ready: the others come later."""
-        return {record["server"] for record in self.records("updates.jsonl") if record["ok"]}
+    def _unsteady(self) -> str:
+        """What has not happened yet; empty once it is steady."""
+        if self.steps() < STEADY_AFTER:
+            return f"did not do {STEADY_AFTER} steps"
+        # A run begins when its first server is ready: the others come later.
+        servers = {path.stem for path in (self.directory / "config").glob("inference-*.json")}
+        missing = servers - {record["server"] for record in self.records("updates.jsonl") if record["ok"]}
+        return f"brought no weights to {', '.join(sorted(missing))}" if missing else ""
 
     def measure(self, roles: Roles, during: Callable[[], None]) -> Window:
         """Do something while the run goes on, and look at the CPU time before and after.

@@ -19,6 +19,12 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
+def forget(future: asyncio.Future[Any]) -> None:
+    """Done callback: see a failure that has been told by other means, so that nobody logs it as never retrieved."""
+    if not future.cancelled():
+        future.exception()
+
+
 class BackgroundLoop:
     """An event loop in a daemon thread, for a role whose main thread computes (the trainer)."""
 

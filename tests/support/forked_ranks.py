@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from support.ports import free_port
-from support.torchrun import end_with
+from support.torchrun import end_with, rank_environment
 
 IMPORTED = (
     "deepspeed",
@@ -84,7 +84,7 @@ def forked_ranks() -> Iterator[ForkedRanks]:
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=rank_environment(),
     )
     try:
         yield ForkedRanks(process)

@@ -19,6 +19,11 @@ def torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
+def rank_environment() -> dict[str, str]:
+    """Of a program that finds what this process finds, and leaves cores to the other ranks."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 def run_to_end(command: Sequence[str], deadline_s: float) -> tuple[int, str]:
     """Exit code and output; nothing of it is left afterwards.
 
@@ -31,7 +36,7 @@ def run_to_end(command: Sequence[str], deadline_s: float) -> tuple[int, str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=rank_environment(),
     )
     try:
         output, _ = process.communicate(timeout=deadline_s)

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from inflight_runtime.aio import forget
 from inflight_runtime.config.roles import WeightSyncConfig
 from inflight_runtime.protocol import (
     InitGroupRequest,
@@ -259,7 +260,7 @@ class ServerLink:
             return reply
         finally:
             for future in both:
-                future.add_done_callback(_forget)
+                future.add_done_callback(forget)
             posting.cancel()
 
     def _check(self, reply: WeightUpdateReply, published: Published) -> None:
@@ -353,7 +354,7 @@ class ServerLink:
                 raise LinkFailedError(f"cannot join {tag!r}: {error}") from error
             raise
         finally:
-            posting.add_done_callback(_forget)
+            posting.add_done_callback(forget)
             posting.cancel()
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
@@ -380,7 +381,7 @@ class ServerLink:
         """Tell, and wait for no answer; what is told next waits for it, so READY cannot overtake it."""
         self._announcing = None
         self._telling = asyncio.ensure_future(self._put(state))
-        self._telling.add_done_callback(_forget)
+        self._telling.add_done_callback(forget)
 
     def _announce_nothing(self) -> None:
         if self._announcing is not None:
@@ -430,11 +431,6 @@ def broadcast_all(pair: PairGroup, snapshot: Snapshot, buckets: list[Bucket], de
         if pair.backend == "nccl":
             part = part.cuda()
         pair.broadcast(part, deadline - time.monotonic())
-
-
-def _forget(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()  # seen; its failure has been told by other means
 
 
 def _close_late(future: asyncio.Future[PairGroup]) -> None:

@@ -112,7 +112,7 @@ class ControlClient:
         return cls(*await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES))
 
     @contextlib.contextmanager
-    def promise(self, name: str) -> Iterator[asyncio.Future[Any]]:
+    def promise(self, name: int | str) -> Iterator[asyncio.Future[Any]]:
         """What the worker will :meth:`~ControlServer.report` under ``name`` within this context.
 
         The future fails with :class:`ControlError` when the worker is gone.
@@ -132,16 +132,12 @@ class ControlClient:
         Raises:
             ControlError: it failed, or the worker is gone.
         """
-        if self._lost:
-            raise ControlError(self._lost)
         number = next(self._ids)
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        message = {"id": number, "call": name, "arguments": arguments}
-        self._writer.write(json.dumps(message).encode() + b"\n")
-        try:
+        with self.promise(number) as future:
+            if not self._lost:
+                message = {"id": number, "call": name, "arguments": arguments}
+                self._writer.write(json.dumps(message).encode() + b"\n")
             return await future
-        finally:
-            self._waiting.pop(number, None)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:

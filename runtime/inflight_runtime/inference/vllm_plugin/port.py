@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
+from inflight_runtime.aio import forget
 from inflight_runtime.config.roles import InferenceConfig
 from inflight_runtime.inference.checkpoint_names import ExpectedTensors
 from inflight_runtime.inference.service import ContractError, Load
@@ -114,12 +115,12 @@ class VllmWeightPort:
         with worker.promise(commit_report(staged.number)) as committed:
             # Pausing is answered only when the engine is idle, if a request has just ended: nothing depends on it.
             pause = asyncio.ensure_future(self.pause())
-            pause.add_done_callback(_forget)
+            pause.add_done_callback(forget)
             commit = asyncio.ensure_future(self._rpc("inflight_commit_or_die", staged.number))
-            commit.add_done_callback(_forget)
+            commit.add_done_callback(forget)
             # Sent is as good as done: the engine labels before it goes on, and can fail to only by dying.
             self._late = asyncio.gather(self.set_version(version), self.resume())
-            self._late.add_done_callback(_forget)
+            self._late.add_done_callback(forget)
             await asyncio.wait((committed, commit), return_when=asyncio.FIRST_COMPLETED)
             return float(committed.result() if committed.done() else max(commit.result()))
 
@@ -160,8 +161,3 @@ class VllmWeightPort:
     async def _rpc(self, method: str, *args: str | int, timeout_s: float | None = RPC_TIMEOUT_S) -> list[Any]:
         async with asyncio.timeout(timeout_s):
             return list(await self._engine.collective_rpc(method, args=args))
-
-
-def _forget(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()  # seen
