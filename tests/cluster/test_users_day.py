@@ -12,7 +12,7 @@ from cluster.pods import lives
 from cluster.runs import NAME, apply_example, check_run, read_run, step, wait_step
 from control_plane.jobs import Jobs
 
-STEPS = 600
+STEPS = 400
 """So many that it is not done before it is suspended: two servers start meanwhile."""
 STARTS_S = 300.0
 VLLM_STARTS_S = 120.0

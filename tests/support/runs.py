@@ -175,12 +175,12 @@ def started(directory: Path, output: Path, *command: str) -> Iterator[LocalRun]:
 
 
 def sort_letters_job(model: Path, *, engine: str = "reference", **algorithm: Any) -> dict[str, Any]:
-    """The example's job on another model directory, smaller and with the reference engine unless asked otherwise."""
+    """The example's job on another model directory, smaller and with one reference server unless asked otherwise."""
     job: dict[str, Any] = yaml.safe_load((SORT_LETTERS / "job.yaml").read_text())
     spec = job["spec"]
     spec["model"]["source"] = str(model)
     del spec["evaluation"]
-    spec["inference"]["engine"] = engine
+    spec["inference"] |= {"engine": engine, "replicas": 1}
     if engine == "reference":
         spec["inference"].pop("engineArgs", None)
     spec["algorithm"] |= {"steps": 12, "promptsPerStep": 4, "groupSize": 4} | algorithm

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from inflight_runtime.config.roles import InferenceConfig, load_role_config
+from inflight_runtime.garbage import loading_modules
 from inflight_runtime.inference.checkpoint_names import UnknownCheckpointError, read_expected_tensors
 from inflight_runtime.inference.vllm_launch import EngineArgsError, exec_server
 
@@ -29,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         if config.engine == "vllm":
             read_expected_tensors(Path(config.model.path))
             exec_server(config, options.config)
-        from inflight_runtime.inference.reference.server import run_server  # noqa: PLC0415  torch only where needed
+        with loading_modules():
+            from inflight_runtime.inference.reference.server import run_server  # noqa: PLC0415  torch only where needed
 
         return run_server(config)
     except (EngineArgsError, UnknownCheckpointError, FileNotFoundError) as error:

@@ -1,6 +1,6 @@
 """How a vLLM server is started: command line and environment, from the role config.
 
-Always ``python -m vllm.entrypoints.openai.api_server``: the ``vllm`` command does not work in vLLM's CPU distribution.
+Always by :mod:`.vllm_server`: the ``vllm`` command does not work in vLLM's CPU distribution.
 The bearer token travels by environment and never stands in the command line, where every user of the machine could
 read it.
 """
@@ -21,7 +21,7 @@ CONFIG_ENV: Final = "INFLIGHT_INFERENCE_CONFIG"
 """Names the role config's file to the plugin."""
 PLUGIN_NAME: Final = "inflight"
 WORKER_EXTENSION: Final = "inflight_runtime.inference.vllm_plugin.worker.InflightWorkerExtension"
-SERVER_MODULE: Final = "vllm.entrypoints.openai.api_server"
+SERVER_MODULE: Final = "inflight_runtime.inference.vllm_server"
 KEEP_ALIVE_S: Final = 600
 """vLLM closes idle connections after 5 s; a client that was busy then meets a stale one."""
 ONEDNN_CACHED_PRIMITIVES: Final = 256

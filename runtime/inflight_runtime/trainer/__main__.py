@@ -20,17 +20,20 @@ from inflight_runtime.coordinator.client import (
     CoordinatorUnavailableError,
     FencedError,
 )
-from inflight_runtime.trainer.batching import BatchError
-from inflight_runtime.trainer.contract import EngineError, TrainerEngine
+from inflight_runtime.garbage import loading_modules
 from inflight_runtime.trainer.engines import make_engine
 from inflight_runtime.trainer.failure import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_SUPERSEDED, tell_launcher
-from inflight_runtime.trainer.loop import ConfigMismatchError, NonFiniteError, Trainer
-from inflight_runtime.trainer.manifest import CheckpointError
-from inflight_runtime.trainer.ranks import RankError, Team, follow
-from inflight_runtime.trainer.remote import NoBatchError, Remote
 from inflight_runtime.trainer.signals import StopRequest
 from inflight_runtime.weights.errors import StaleEpochError
-from inflight_runtime.weights.publisher import Publisher
+
+with loading_modules():  # torch
+    from inflight_runtime.trainer.batching import BatchError
+    from inflight_runtime.trainer.contract import EngineError, TrainerEngine
+    from inflight_runtime.trainer.loop import ConfigMismatchError, NonFiniteError, Trainer
+    from inflight_runtime.trainer.manifest import CheckpointError
+    from inflight_runtime.trainer.ranks import RankError, Team, follow
+    from inflight_runtime.trainer.remote import NoBatchError, Remote
+    from inflight_runtime.weights.publisher import Publisher
 
 logger = logging.getLogger("inflight_runtime.trainer")
 

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from inflight_runtime.garbage import loading_modules
 from inflight_runtime.trainer.signals import EarlyEnd
 
 MODULE: Final = "inflight_runtime.trainer"
@@ -33,7 +34,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     early_end = EarlyEnd()
     early_end.install()
-    from inflight_runtime.trainer.agent import launch  # noqa: PLC0415  torch takes seconds, in which a signal may come
+    with loading_modules():  # torch takes seconds, in which a signal may come
+        from inflight_runtime.trainer.agent import launch  # noqa: PLC0415
 
     return launch([*options, "--module", MODULE, "--config", str(arguments.config)], early_end)
 

@@ -108,7 +108,7 @@ def test_a_commit_that_fails_half_way_breaks_the_server_for_good(start: Start, q
         assert generate(server)[0] == 503
         assert server.call("POST", "/v1/completions", {"prompt": "a"})[0] == 503
         assert server.call("GET", "/health")[0] == 503
-        assert push(trainer, qwen.loaded[1], 1)[0] == 503
+        assert trainer.request(trainer.update_body(trainer.snapshot(qwen.loaded[1], 1)))[0] == 503
 
 
 def test_generation_goes_on_under_the_old_version_while_an_update_is_slow(start: Start, qwen: Any) -> None:

@@ -243,7 +243,7 @@ def test_every_route_of_the_server_asks_for_the_token(server: RunningServer) -> 
 def test_the_token_is_not_in_any_command_line(server: RunningServer) -> None:
     main = psutil.Process(server.process.pid)
     lines = [" ".join(process.cmdline()) for process in (main, *main.children(recursive=True))]
-    assert "vllm.entrypoints.openai.api_server" in lines[0]
+    assert "inflight_runtime.inference.vllm_server" in lines[0]
     assert not [line for line in lines if server.token in line]
 
 

@@ -54,7 +54,7 @@ def test_a_run_survives_kill_9_of(roles: tuple[str, str], letters_model: Path, t
 
 
 def test_a_run_on_vllm_survives_kill_9_of_every_role_one_after_another(letters_model: Path, tmp_path: Path) -> None:
-    steps = 300
+    steps = 200
     job = sort_letters_job(letters_model, engine="vllm", steps=steps, promptsPerStep=8, groupSize=8)
     job["spec"]["inference"]["replicas"] = 2
     job["spec"]["checkpoint"] = {"everySteps": 20, "keep": 2}

@@ -36,7 +36,6 @@ def sampled_by(groups: list[Group], version: Version) -> list[tuple[Group, Attem
 
 def test_two_ranks_train_against_a_live_server(engine: str, letters_model: Path, tmp_path: Path) -> None:
     job = sort_letters_job(letters_model, engine="vllm", steps=STEPS, promptsPerStep=GROUPS, groupSize=8)
-    job["spec"]["inference"]["replicas"] = 1
     job["spec"]["trainer"] |= {"engine": engine, "processesPerNode": 2}
     job["spec"]["checkpoint"] = {"everySteps": SAVED, "keep": STEPS}
     job["spec"]["logging"] = {"rolloutsPerStep": 1000}

@@ -42,7 +42,7 @@ def until_somebody_runs(directory: Path) -> None:
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on_from_there(letters_model: Path, tmp_path: Path) -> None:
-    steps = 40
+    steps = 24
     job = sort_letters_job(letters_model, steps=steps, promptsPerStep=4, maxStaleness=1)
     job["spec"]["logging"] = {"rolloutsPerStep": 1000}
     with local_run(job, tmp_path) as run:

@@ -53,7 +53,7 @@ def flags(**changes: Any) -> dict[str, str]:
 
 
 def test_the_module_is_started_and_not_the_command() -> None:
-    assert build_command(make(), python="py")[:3] == ["py", "-m", "vllm.entrypoints.openai.api_server"]
+    assert build_command(make(), python="py")[:3] == ["py", "-m", "inflight_runtime.inference.vllm_server"]
 
 
 def test_every_setting_of_the_config_is_on_the_command_line() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from inflight_runtime.garbage import loading_modules
+
 if TYPE_CHECKING:
     from inflight_runtime.trainer.contract import TrainerEngine
 
@@ -25,5 +27,7 @@ def make_engine(name: str) -> TrainerEngine:
     if name not in ENGINES:
         raise ValueError(f"trainer engine {name!r} is not known: expected one of {', '.join(sorted(ENGINES))}")
     module, _, attribute = ENGINES[name].partition(":")
-    engine: TrainerEngine = getattr(import_module(module), attribute)()
+    with loading_modules():
+        engine_class = getattr(import_module(module), attribute)
+    engine: TrainerEngine = engine_class()
     return engine
