@@ -64,7 +64,7 @@ test-ranks-killed: bootstrap ## A rank is killed at ten random moments of a run,
 
 test-control-plane: bootstrap ## Tests against a real Kubernetes API server (compiles it the first time: five minutes, needs Go)
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster --build-only --also helm
-	@$(PYTHON) -m pytest tests/control_plane -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
+	@$(PYTHON) -m pytest tests/control_plane -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 control-plane: bootstrap ## Leave a Kubernetes control plane with JobSet and fake nodes up, until Ctrl-C
 	@PYTHONPATH=tests $(PYTHON) -m control_plane.cluster

@@ -15,7 +15,7 @@ from cluster.pods import lives
 from cluster.runs import NAME, apply_example, check_run, read_run, step, wait_step
 from control_plane.jobs import Jobs
 
-STEPS = 400
+STEPS = 450
 STARTS_S = 300.0
 COMES_BACK_S = 240.0
 
@@ -52,7 +52,7 @@ def test_a_run_survives_the_loss_of_each_of_its_pods(node: Node, jobs: Jobs, run
         jobs.kubectl("delete", f"pod/{pod}", "-n", namespace, "--wait=false")
 
     def trains_on(after: int) -> None:
-        wait_step(jobs, after + 20)
+        wait_step(jobs, after + 10)
 
     def new_trainer(old: str) -> None:
         jobs.eventually(
