@@ -51,7 +51,7 @@ typecheck: bootstrap ## mypy, strict
 	@MYPY_CACHE_DIR="$(CACHE)/mypy" $(PYTHON) -m mypy
 
 test-unit: bootstrap ## Fast tests, no server
-	@$(PYTHON) -m pytest tests/unit -n 2 $(PYTEST)
+	@$(PYTHON) -m pytest tests/unit -n 3 $(PYTEST)
 
 test-integration: bootstrap ## Tests with real processes, one file at a time on each of two workers
 	@$(PYTHON) -m pytest tests/integration -n 2 --dist loadfile --no-loadscope-reorder $(patsubst %,--ignore=%,$(RANKS) $(RANKS_KILLED)) $(PYTEST)
