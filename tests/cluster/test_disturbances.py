@@ -15,7 +15,7 @@ from cluster.pods import lives
 from cluster.runs import NAME, apply_example, check_run, read_run, step, wait_step
 from control_plane.jobs import Jobs
 
-STEPS = 450
+STEPS = 400
 STARTS_S = 300.0
 COMES_BACK_S = 240.0
 

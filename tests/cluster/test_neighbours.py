@@ -16,7 +16,7 @@ from cluster.pods import lives, phase, pod, pod_spec
 from cluster.runs import NAME, apply_example, read_run, wait_step
 from control_plane.jobs import Jobs
 
-STEPS = 100
+STEPS = 80
 STARTS_S = 300.0
 COMES_BACK_S = 240.0
 EVERY_STEPS = 20

@@ -1,4 +1,4 @@
-"""What a user does with a run besides applying it: a quota in the way, scaling, suspending, resuming."""
+"""What a user does with a run besides applying it: a quota in the way, scaling, suspending, shortening, resuming."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 from cluster.images import Image
 from cluster.node import Node
 from cluster.pods import lives
-from cluster.runs import NAME, apply_example, check_run, read_run, step, wait_step
+from cluster.runs import NAME, apply_example, check_whole, read_run, step, wait_step
 from control_plane.jobs import Jobs
 
-STEPS = 400
+STEPS = 1000
 """So many that it is not done before it is suspended: two servers start meanwhile."""
+STEPS_LEFT = 40
+"""When it is resumed."""
 STARTS_S = 300.0
 VLLM_STARTS_S = 120.0
 
@@ -29,7 +31,7 @@ def quota(pods: int) -> dict[str, object]:
     }
 
 
-def test_a_run_waits_for_its_quota_is_scaled_suspended_and_resumed(
+def test_a_run_waits_for_its_quota_is_scaled_suspended_shortened_and_resumed(
     node: Node, jobs: Jobs, runtime: Image, tmp_path: Path
 ) -> None:
     def ready(count: int) -> bool:
@@ -60,8 +62,9 @@ def test_a_run_waits_for_its_quota_is_scaled_suspended_and_resumed(
     jobs.wait_phase(NAME, "Suspended", deadline_s=120.0)
     assert jobs.pods(NAME, "trainer") + jobs.pods(NAME, "inference") + jobs.pods(NAME, "actor") == []
     reached = step(jobs)
-    jobs.resume(NAME)
+    steps = reached + STEPS_LEFT
+    jobs.resume(NAME, algorithm={"steps": steps})
     jobs.wait_phase(NAME, "Running", deadline_s=STARTS_S)
     assert step(jobs) >= reached, "steps that a suspend had saved were lost"
     jobs.wait_phase(NAME, "Succeeded", deadline_s=600.0)
-    check_run(read_run(node, jobs, runtime), STEPS)
+    check_whole(read_run(node, jobs, runtime), steps)

@@ -19,7 +19,7 @@ from control_plane.troubles import calls, quota
 from inflight_operator.crd import GROUP, PLURAL, VERSION
 from inflight_operator.reasons import REASONS
 
-COUNT = 300
+COUNT = 240
 BATCH = 60
 THREADS = 6
 TOLD_S = 80.0

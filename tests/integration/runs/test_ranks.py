@@ -17,9 +17,9 @@ pytestmark = pytest.mark.timeout(900)
 # Ten kills of each engine are in test_ranks_killed.py.
 @pytest.mark.parametrize(("engine", "rank"), [("fsdp2", 1), ("deepspeed", 0)])
 def test_kill_9_of_one_rank_and_the_run_completes(engine: str, rank: int, letters_model: Path, tmp_path: Path) -> None:
-    steps = 24
+    steps = 16
     with local_run(ranks_job(letters_model, engine, steps), tmp_path) as run:
-        run.wait_for_step(8)
+        run.wait_for_step(6)
         os.kill(rank_pid(run, rank), signal.SIGKILL)
         run.succeed(300)
         counted = check_ledger(run, steps=steps, groups_per_step=GROUPS)
@@ -32,7 +32,7 @@ def test_kill_9_of_one_rank_and_the_run_completes(engine: str, rank: int, letter
 # A signal is the loop's business, whatever the engine (test_faults.py has both): a whole run of each kind is enough.
 @pytest.mark.parametrize("engine", ["fsdp2"])
 def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(engine: str, letters_model: Path, tmp_path: Path) -> None:
-    steps = 24
+    steps = 16
     job = ranks_job(letters_model, engine, steps)
     job["spec"]["checkpoint"]["everySteps"] = 0
     with local_run(job, tmp_path) as run:
@@ -51,7 +51,7 @@ def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(engine: str, letters_m
 def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on_from_there(
     engine: str, letters_model: Path, tmp_path: Path
 ) -> None:
-    steps = 30
+    steps = 16
     job = ranks_job(letters_model, engine, steps)
     job["spec"]["checkpoint"]["everySteps"] = 0
     with local_run(job, tmp_path) as run:
