@@ -204,7 +204,7 @@ def point_latest(path: Path) -> None:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSON-lines file, without a last line that is still being written; empty when it is not there."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = path.read_text(errors="replace").split("\n")  # splitlines breaks lines inside of texts, too
     except OSError:
         return []
     records = []

@@ -11,13 +11,16 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
 logger = logging.getLogger(__name__)
+
+LINE_BREAKS: Final = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+"""What breaks a line for Unicode, and so for ``str.splitlines`` and many editors; JSON escapes the others itself."""
 
 
 class AppendedFile:
@@ -63,7 +66,7 @@ class LineFile(AppendedFile):
 
     def write(self, *entries: Mapping[str, Any]) -> None:
         """Add entries, all of them or none."""
-        self.add("".join(json.dumps(_plain(entry), ensure_ascii=False) + "\n" for entry in entries).encode())
+        self.add("".join(map(json_line, entries)).encode())
 
 
 class Board(AppendedFile):
@@ -98,6 +101,11 @@ class Board(AppendedFile):
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
         self.add(length + _checksum(length) + data + _checksum(data))
+
+
+def json_line(entry: Mapping[str, Any]) -> str:
+    """JSON on one line, by whatever rule lines are told apart."""
+    return json.dumps(_plain(entry), ensure_ascii=False).translate(LINE_BREAKS) + "\n"
 
 
 def _checksum(data: bytes) -> bytes:

@@ -7,7 +7,6 @@ checkpoint when one is due.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -21,6 +20,7 @@ from inflight_runtime.garbage import spare_loaded_objects
 from inflight_runtime.trainer.batching import StepData, build_step, check_batch
 from inflight_runtime.trainer.checkpoint import CheckpointStore, start_checkpoint
 from inflight_runtime.trainer.contract import EngineInfo, StepStats, TrainerEngine
+from inflight_runtime.trainer.logfiles import json_line
 from inflight_runtime.trainer.losses import LossSums
 from inflight_runtime.trainer.manifest import Checkpoint, CheckpointError
 from inflight_runtime.trainer.metrics import RunLog, Stopwatch, batch_metrics, rollout_lines
@@ -322,4 +322,4 @@ def write_samples(path: Path, data: StepData) -> None:
             line["segments"] = [
                 {"ids": s.ids.tolist(), "logprobs": s.logprobs.tolist(), "spans": s.spans} for s in segments
             ]
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.write(json_line(line))

@@ -86,6 +86,12 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
     assert read_json_lines(path) == [{"step": 1}, {"step": 3}]
 
 
+def test_a_text_with_line_breaks_of_unicode_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text('{"text": "a\u2028b\x85c"}\n')
+    assert read_json_lines(path) == [{"text": "a\u2028b\x85c"}]
+
+
 def test_ports_are_free_differ_and_lie_below_the_ephemeral_range() -> None:
     pool = PortPool()
     ports = [pool.take() for _ in range(50)]

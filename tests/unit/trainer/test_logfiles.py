@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
-from inflight_runtime.trainer.logfiles import Board, LineFile
+from inflight_runtime.trainer.logfiles import Board, LineFile, json_line
 
 
 @pytest.fixture
@@ -50,6 +52,12 @@ def test_a_line_that_finds_no_room_is_left_out_whole(
     ]
     assert caplog.text.count("could not be written") == 1
     assert "2 entries were left out" in caplog.text
+
+
+@given(st.lists(st.text(st.sampled_from('a"\\\n\r\t\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029é'), max_size=6), max_size=4))
+def test_an_entry_is_one_line_for_every_reader_of_lines(texts: list[str]) -> None:
+    written = "".join(json_line({"text": text}) for text in texts)
+    assert [json.loads(line)["text"] for line in written.splitlines()] == texts
 
 
 def test_the_board_goes_on_after_a_full_disk(tmp_path: Path, limit: object) -> None:
