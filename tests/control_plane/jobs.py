@@ -7,8 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from control_plane.cluster import Kubectl, eventually
-from control_plane.cluster.errors import ClusterError
+from control_plane.cluster import ClusterError, Kubectl, eventually
 from control_plane.cluster.reading import Reader
 from control_plane.snapshots import KINDS
 from inflight_operator.merge import merge_template
