@@ -1,4 +1,4 @@
-"""Puts ``tests/`` on the path for ``support`` and fails the session when a process that a test started is left."""
+"""Puts ``tests/`` on the path for ``support``; a session fails when a test leaves a process, and ends with them all."""
 
 from __future__ import annotations
 
@@ -14,26 +14,16 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-SESSION_MARK = "INFLIGHT_TEST_SESSION"
-"""Inherited by every process that a test starts, so that one whose parent has died is found as well."""
+from support import session as processes
+
 GRACE_SECONDS = 5.0
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers and what they start carry the mark of the whole session
-    os.environ[SESSION_MARK] = uuid.uuid4().hex
+    os.environ[processes.MARK] = uuid.uuid4().hex
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
-
-
-def _is_ours(process: psutil.Process) -> bool:
-    """Whether a test of this session started this process; Python's own resource tracker ends with the interpreter."""
-    try:
-        if process.pid == os.getpid() or process.environ().get(SESSION_MARK) != os.environ[SESSION_MARK]:
-            return False
-        return process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
 
 
 def _describe(process: psutil.Process) -> str:
@@ -43,13 +33,19 @@ def _describe(process: psutil.Process) -> str:
         return f"pid {process.pid}"
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have what the tests start end with the session, even if that is killed."""
+    if not hasattr(session.config, "workerinput"):
+        processes.watch(os.environ[processes.MARK])
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the processes that tests left behind, name them and fail the session."""
     if hasattr(session.config, "workerinput"):
         return  # one of several workers: the session that started them looks when they have ended
     deadline = time.monotonic() + GRACE_SECONDS
-    while left := [process for process in psutil.process_iter() if _is_ours(process)]:
+    while left := list(processes.started(os.environ[processes.MARK])):
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)  # scanned anew each time: one that is ending may just have started another

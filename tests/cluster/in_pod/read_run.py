@@ -6,11 +6,12 @@ import shutil
 import sqlite3
 import sys
 from collections import Counter
+from itertools import product
 
 import torch
 import transformers
 
-PROBES = ("hba", "cab", "gfe", "dac", "bbf", "ahc")
+PROBLEMS = ["".join(letters) for letters in product("abcdefgh", repeat=3)]
 
 (run,) = pathlib.Path("/checkpoints").glob("sort-letters-*")
 exact, epochs, stale = {}, {}, {}
@@ -27,13 +28,11 @@ groups = sqlite3.connect(copy / "ledger.sqlite").execute("SELECT id, state, step
 newest = max((run / "checkpoints").glob("step-*"))
 model = transformers.AutoModelForCausalLM.from_pretrained(newest / "model")
 tokenizer = transformers.AutoTokenizer.from_pretrained(newest / "model")
-answers = {}
-for letters in PROBES:
-    chat = [{"role": "user", "content": f"sort:{letters}"}]
-    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    with torch.no_grad():
-        out = model.generate(**prompt, max_new_tokens=4, do_sample=False)
-    answers[letters] = tokenizer.decode(out[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+chats = [[{"role": "user", "content": f"sort:{letters}"}] for letters in PROBLEMS]
+prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+with torch.no_grad():
+    rows = model.generate(**prompts, max_new_tokens=4, do_sample=False)[:, prompts["input_ids"].shape[1] :]
+answers = dict(zip(PROBLEMS, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True))
 
 sys.stdout.write(
     json.dumps(
