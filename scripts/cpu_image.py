@@ -19,7 +19,6 @@ from pathlib import Path
 
 LEFT_OUT = frozenset(
     {
-        # Reached only with tensors on a GPU.
         "nvidia-cublas",
         "nvidia-cuda-nvrtc",
         "nvidia-cudnn-cu13",
@@ -33,8 +32,6 @@ LEFT_OUT = frozenset(
         "nvidia-nvjitlink",
         "nvidia-nvshmem-cu13",
         "nvidia-nvtx",
-        # Compiles kernels for GPUs; PyTorch and vLLM look whether it is there.
-        "triton",
     }
 )
 UNVERSIONED = {
