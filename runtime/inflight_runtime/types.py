@@ -14,17 +14,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length", "error"]
+AttemptStatus = Literal["ok", "failed"]
 WIRE_FORMAT: Final = 1
 """Version of the msgpack layout; a payload of another layout is refused, never guessed at."""
 
@@ -148,7 +151,7 @@ class Attempt:
     segments: tuple[Segment, ...] = ()
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
-    status: Literal["ok", "failed"] = "ok"
+    status: AttemptStatus = "ok"
     finish: FinishReason = "stop"
     text: str = ""
     error: str = ""
@@ -232,10 +235,13 @@ def decode_group(data: bytes) -> Group:
         raw = msgpack.unpackb(data, raw=False)
         if not isinstance(raw, dict) or raw.get("format") != WIRE_FORMAT:
             raise InvalidSampleError(f"group payload: not of wire format {WIRE_FORMAT}")
-        group = _group_from_wire(raw)
+        group = _group_from_wire(_WIRE.validate_python(raw))
     except InvalidSampleError:
         raise
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidSampleError(f"group payload: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (ValueError, msgpack.UnpackException) as error:
         raise InvalidSampleError(f"group payload cannot be read: {error!r}") from error
     group.validate()
     return group
@@ -259,7 +265,41 @@ def make_segment(
     )
 
 
-def _group_to_wire(group: Group) -> dict[str, Any]:
+@with_config(strict=True)
+class _WireSegment(TypedDict):
+    ids: bytes
+    mask: bytes
+    logprobs: bytes
+    spans: list[Span]
+    shares_prompt: bool
+
+
+@with_config(strict=True)
+class _WireAttempt(TypedDict):
+    reward: float
+    parts: dict[str, float]
+    status: AttemptStatus
+    finish: FinishReason
+    text: str
+    error: str
+    segments: list[_WireSegment]
+
+
+@with_config(strict=True)
+class _WireGroup(TypedDict):
+    format: int
+    group_id: int
+    fence: int
+    problem_index: int
+    prompt_ids: bytes
+    prompt_text: str
+    attempts: list[_WireAttempt]
+
+
+_WIRE: Final = TypeAdapter(_WireGroup)
+
+
+def _group_to_wire(group: Group) -> _WireGroup:
     return {
         "format": WIRE_FORMAT,
         "group_id": group.group_id,
@@ -280,7 +320,7 @@ def _group_to_wire(group: Group) -> dict[str, Any]:
                         "ids": segment.ids.astype("<i4").tobytes(),
                         "mask": segment.mask.astype(np.uint8).tobytes(),
                         "logprobs": segment.logprobs.astype("<f4").tobytes(),
-                        "spans": [list(span) for span in segment.spans],
+                        "spans": list(segment.spans),
                         "shares_prompt": segment.shares_prompt,
                     }
                     for segment in attempt.segments
@@ -291,13 +331,13 @@ def _group_to_wire(group: Group) -> dict[str, Any]:
     }
 
 
-def _group_from_wire(raw: dict[str, Any]) -> Group:
+def _group_from_wire(raw: _WireGroup) -> Group:
     return Group(
-        group_id=int(raw["group_id"]),
-        fence=int(raw["fence"]),
-        problem_index=int(raw["problem_index"]),
+        group_id=raw["group_id"],
+        fence=raw["fence"],
+        problem_index=raw["problem_index"],
         prompt_ids=np.frombuffer(raw["prompt_ids"], dtype="<i4").astype(np.int32),
-        prompt_text=str(raw["prompt_text"]),
+        prompt_text=raw["prompt_text"],
         attempts=tuple(
             Attempt(
                 segments=tuple(
@@ -305,13 +345,13 @@ def _group_from_wire(raw: dict[str, Any]) -> Group:
                         np.frombuffer(part["ids"], dtype="<i4").astype(np.int32),
                         np.frombuffer(part["mask"], dtype=np.uint8).astype(np.bool_),
                         np.frombuffer(part["logprobs"], dtype="<f4").astype(np.float32),
-                        tuple(Span(*span) for span in part["spans"]),
-                        bool(part["shares_prompt"]),
+                        tuple(part["spans"]),
+                        part["shares_prompt"],
                     )
                     for part in item["segments"]
                 ),
-                reward=float(item["reward"]),
-                parts=dict(item["parts"]),
+                reward=item["reward"],
+                parts=item["parts"],
                 status=item["status"],
                 finish=item["finish"],
                 text=item["text"],

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgpack
 import numpy as np
 
-from inflight_runtime.types import WIRE_FORMAT, InvalidSampleError, decode_group
+from inflight_runtime.types import WIRE_FORMAT, AttemptStatus, FinishReason, InvalidSampleError, decode_group
 
+FINISHES: Final = get_args(FinishReason)
+STATUSES: Final = get_args(AttemptStatus)
 LIMIT: Final = 2**62
 """Numbers from here on do not fit the ledger."""
 
@@ -60,8 +62,6 @@ def inspect(payload: bytes) -> Submission:
 def _thorough(payload: bytes) -> Submission:
     group = decode_group(payload)
     survivors = group.survivors
-    if not all(isinstance(value, int | float) for attempt in survivors for value in attempt.parts.values()):
-        raise InvalidSampleError(f"group {group.group_id}: a reward part is not a number")
     oldest_step = min((span.step for attempt in survivors for span in attempt.spans()), default=0)
     if not all(0 <= number < LIMIT for number in (group.group_id, group.fence, group.problem_index, oldest_step)):
         raise InvalidSampleError(f"group {group.group_id}: an id, fence or step is out of range")
@@ -80,8 +80,10 @@ def _thorough(payload: bytes) -> Submission:
 def _quick(payload: bytes) -> Submission:
     raw = msgpack.unpackb(payload, raw=False)
     numbers = (raw["group_id"], raw["fence"], raw["problem_index"])
-    _sure(raw["format"] == WIRE_FORMAT and all(type(number) is int and 0 <= number < LIMIT for number in numbers))
-    _sure(type(raw["prompt_text"]) is str and len(raw["prompt_ids"]) % 4 == 0 and bool(raw["attempts"]))
+    _sure(type(raw["format"]) is int and raw["format"] == WIRE_FORMAT)
+    _sure(all(type(number) is int and 0 <= number < LIMIT for number in numbers))
+    _sure(type(raw["prompt_ids"]) is bytes and len(raw["prompt_ids"]) % 4 == 0 and type(raw["prompt_text"]) is str)
+    _sure(type(raw["attempts"]) is list and bool(raw["attempts"]))
     tokens = _Tokens(has_prompt=bool(raw["prompt_ids"]))
     rewards: list[float] = []
     parts: list[dict[str, float]] = []
@@ -90,9 +92,12 @@ def _quick(payload: bytes) -> Submission:
         if not (
             type(reward) is float
             and math.isfinite(reward)
-            and type(attempt["text"]) is type(attempt["error"]) is type(attempt["finish"]) is str
+            and type(attempt["text"]) is type(attempt["error"]) is str
+            and attempt["finish"] in FINISHES
+            and status in STATUSES
             and type(attempt["parts"]) is dict
-            and all(type(value) is float for value in attempt["parts"].values())
+            and all(type(name) is str and type(value) is float for name, value in attempt["parts"].items())
+            and type(attempt["segments"]) is list
             and (status == "ok") is bool(attempt["segments"])
         ):
             raise _DoubtError
@@ -128,11 +133,13 @@ class _Tokens:
             and (self._has_prompt if shares else not mask[0])
         ):
             raise _DoubtError
+        _sure(type(segment["spans"]) is list)
         tiled = bytearray(count)
         position = 0
-        for epoch, step, start, end, _, _ in segment["spans"]:
+        for epoch, step, start, end, server, boot_id in segment["spans"]:
             if not (
                 type(epoch) is type(step) is type(start) is type(end) is int
+                and type(server) is type(boot_id) is str
                 and position <= start < end <= count
                 and epoch >= 0
                 and step >= 0

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import re
+from typing import Any
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -58,26 +62,58 @@ _JUNK = st.one_of(
 )
 
 
-@given(groups(max_attempts=2), st.data())
-def test_nothing_passes_that_decoding_refuses(group: Group, data: st.DataObject) -> None:
-    raw = msgpack.unpackb(encode_group(group))
-    path = data.draw(st.sampled_from(_paths(raw)))
+@st.composite
+def spoilt(draw: st.DrawFn) -> bytes:
+    """A group on the wire, one part of which is something else."""
+    raw = msgpack.unpackb(encode_group(draw(groups(max_attempts=2))))
+    path = draw(st.sampled_from(_paths(raw)))
     at = raw
     for key in path[:-1]:
         at = at[key]
-    if isinstance(at[path[-1]], bytes) and at[path[-1]] and data.draw(st.booleans()):
+    if isinstance(at[path[-1]], bytes) and at[path[-1]] and draw(st.booleans()):
         changed = bytearray(at[path[-1]])
-        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+        changed[draw(st.integers(0, len(changed) - 1))] = draw(st.integers(0, 255))
         at[path[-1]] = bytes(changed)
     else:
-        at[path[-1]] = data.draw(_JUNK)
-    payload = msgpack.packb(raw)
+        at[path[-1]] = draw(_JUNK)
+    return bytes(msgpack.packb(raw))
+
+
+@given(spoilt())
+def test_nothing_passes_that_decoding_refuses(payload: bytes) -> None:
     try:
         quick = inspection._quick(payload)
     except Exception:
         return
     decode_group(payload)
     assert facts(quick) == facts(inspection._thorough(payload))
+
+
+@given(spoilt())
+def test_a_spoilt_group_passes_or_is_refused_as_such(payload: bytes) -> None:
+    with contextlib.suppress(InvalidSampleError):
+        inspect(payload)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        (("group_id",), "7", "group_id: Input should be a valid integer"),
+        (("attempts",), {}, "attempts: Input should be a valid list"),
+        (("attempts", 0, "finish"), "tired", "attempts.0.finish: Input should be 'stop', 'length' or 'error'"),
+        (("attempts", 0, "parts", "exact"), "1", "attempts.0.parts.exact: Input should be a valid number"),
+        (("attempts", 0, "segments", 0, "spans", 0, 0), {}, "attempts.0.segments.0.spans.0.0: Input should be a valid"),
+        (("attempts", 0, "segments", 0, "spans", 0, 4), 3, "attempts.0.segments.0.spans.0.4: Input should be a valid"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_named(field: tuple[str | int, ...], value: object, words: str) -> None:
+    raw: Any = msgpack.unpackb(encode_group(group_for(1)))
+    at = raw
+    for key in field[:-1]:
+        at = at[key]
+    at[field[-1]] = value
+    with pytest.raises(InvalidSampleError, match=f"^group payload: {re.escape(words)}"):
+        inspect(msgpack.packb(raw))
 
 
 @pytest.mark.parametrize(
