@@ -6,7 +6,7 @@ INFLIGHT := .venv/bin/inflight
 CACHE := $(or $(INFLIGHT_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inflight)
 # Images of containers often set it; then each of the thousand processes of the tests compiles what it imports of us.
 unexport PYTHONDONTWRITEBYTECODE
-# Extra arguments for "inflight run", for instance: make demo RUN="--set spec.algorithm.steps=20"
+# Extra arguments for "inflight run", for instance: make demo RUN="--set spec.algorithm.steps=120"
 RUN ?=
 # Extra arguments for pytest, for instance: make test-unit PYTEST="-k ledger -x"
 PYTEST ?=

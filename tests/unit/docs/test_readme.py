@@ -12,6 +12,7 @@ import pytest
 from inflight_runtime.actor.loading import load_environment
 from inflight_runtime.api import parse_job
 from inflight_runtime.config.roles import EnvironmentSpec
+from inflight_runtime.local.overrides import load_with_overrides
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text()
@@ -56,6 +57,11 @@ def test_every_command_is_run_by_ci_or_a_test() -> None:
     assert not unknown, f"nothing runs these commands of the README: {unknown}"
     gone = [line for line in RUN_ELSEWHERE if line not in commands()]
     assert not gone, f"the README does not name these any more: {gone}"
+
+
+def test_the_example_of_extra_arguments_is_taken() -> None:
+    (arguments,) = re.findall(r'make demo RUN="--set ([^ "]+)"', (ROOT / "Makefile").read_text())
+    load_with_overrides(ROOT / "examples" / "sort-letters" / "job.yaml", [arguments])
 
 
 @pytest.mark.parametrize("line", [line for line in commands() if "inflight validate" in line])
