@@ -19,8 +19,10 @@ from typing import Final, Literal, NamedTuple
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError, with_config
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
+
+from inflight_runtime.refusals import problems
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -235,12 +237,11 @@ def decode_group(data: bytes) -> Group:
         raw = msgpack.unpackb(data, raw=False)
         if not isinstance(raw, dict) or raw.get("format") != WIRE_FORMAT:
             raise InvalidSampleError(f"group payload: not of wire format {WIRE_FORMAT}")
-        group = _group_from_wire(_WIRE.validate_python(raw))
+        group = _group_from_wire(_WIRE.validate_python(raw, strict=True))
     except InvalidSampleError:
         raise
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidSampleError(f"group payload: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise InvalidSampleError(f"group payload: {problems(error)[0]}") from error
     except (ValueError, msgpack.UnpackException) as error:
         raise InvalidSampleError(f"group payload cannot be read: {error!r}") from error
     group.validate()
@@ -265,7 +266,6 @@ def make_segment(
     )
 
 
-@with_config(strict=True)
 class _WireSegment(TypedDict):
     ids: bytes
     mask: bytes
@@ -274,7 +274,6 @@ class _WireSegment(TypedDict):
     shares_prompt: bool
 
 
-@with_config(strict=True)
 class _WireAttempt(TypedDict):
     reward: float
     parts: dict[str, float]
@@ -285,7 +284,6 @@ class _WireAttempt(TypedDict):
     segments: list[_WireSegment]
 
 
-@with_config(strict=True)
 class _WireGroup(TypedDict):
     format: int
     group_id: int

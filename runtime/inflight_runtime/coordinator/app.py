@@ -32,6 +32,7 @@ from inflight_runtime.protocol import (
     StepCommit,
     TrainerStart,
 )
+from inflight_runtime.refusals import problems
 from inflight_runtime.types import InvalidSampleError
 
 MessageT = TypeVar("MessageT", bound=BaseModel)
@@ -195,7 +196,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except StaleMemberError as error:
         return _error(409, str(error))
     except ValidationError as error:
-        return _error(422, f"{request.method} {request.path}: {_explain(error)}")
+        return _error(422, f"{request.method} {request.path}: {'; '.join(problems(error))}")
     except (InvalidSampleError, MemberStateError) as error:
         return _error(422, f"{request.method} {request.path}: {error}")
     except (WriterBusyError, WriterClosedError) as error:
@@ -238,9 +239,3 @@ def _number(request: web.Request, name: str, default: float) -> float:
 
 def _wait(request: web.Request) -> float:
     return min(LONGEST_WAIT_S, max(0.0, _number(request, "wait_seconds", 0.0)))
-
-
-def _explain(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(str(part) for part in problem['loc']) or 'body'}: {problem['msg']}" for problem in error.errors()
-    )

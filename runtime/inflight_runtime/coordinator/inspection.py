@@ -123,20 +123,21 @@ class _Tokens:
 
     def add(self, segment: dict[str, Any]) -> None:
         """Take a segment and check that its spans tile its mask."""
-        ids, mask, logprobs, shares = segment["ids"], segment["mask"], segment["logprobs"], segment["shares_prompt"]
+        ids, mask, logprobs = segment["ids"], segment["mask"], segment["logprobs"]
+        spans, shares = segment["spans"], segment["shares_prompt"]
         count = len(mask)
         if not (
             type(ids) is type(mask) is type(logprobs) is bytes
             and count > 0
             and len(ids) == len(logprobs) == 4 * count
             and type(shares) is bool
+            and type(spans) is list
             and (self._has_prompt if shares else not mask[0])
         ):
             raise _DoubtError
-        _sure(type(segment["spans"]) is list)
         tiled = bytearray(count)
         position = 0
-        for epoch, step, start, end, server, boot_id in segment["spans"]:
+        for epoch, step, start, end, server, boot_id in spans:
             if not (
                 type(epoch) is type(step) is type(start) is type(end) is int
                 and type(server) is type(boot_id) is str

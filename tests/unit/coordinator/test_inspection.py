@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import msgpack
@@ -66,16 +68,14 @@ _JUNK = st.one_of(
 def spoilt(draw: st.DrawFn) -> bytes:
     """A group on the wire, one part of which is something else."""
     raw = msgpack.unpackb(encode_group(draw(groups(max_attempts=2))))
-    path = draw(st.sampled_from(_paths(raw)))
-    at = raw
-    for key in path[:-1]:
-        at = at[key]
-    if isinstance(at[path[-1]], bytes) and at[path[-1]] and draw(st.booleans()):
-        changed = bytearray(at[path[-1]])
+    *above, last = draw(st.sampled_from(_paths(raw)))
+    at = reduce(getitem, above, raw)
+    if isinstance(at[last], bytes) and at[last] and draw(st.booleans()):
+        changed = bytearray(at[last])
         changed[draw(st.integers(0, len(changed) - 1))] = draw(st.integers(0, 255))
-        at[path[-1]] = bytes(changed)
+        at[last] = bytes(changed)
     else:
-        at[path[-1]] = draw(_JUNK)
+        at[last] = draw(_JUNK)
     return bytes(msgpack.packb(raw))
 
 
@@ -108,10 +108,8 @@ def test_a_spoilt_group_passes_or_is_refused_as_such(payload: bytes) -> None:
 )
 def test_a_field_of_the_wrong_kind_is_named(field: tuple[str | int, ...], value: object, words: str) -> None:
     raw: Any = msgpack.unpackb(encode_group(group_for(1)))
-    at = raw
-    for key in field[:-1]:
-        at = at[key]
-    at[field[-1]] = value
+    *above, last = field
+    reduce(getitem, above, raw)[last] = value
     with pytest.raises(InvalidSampleError, match=f"^group payload: {re.escape(words)}"):
         inspect(msgpack.packb(raw))
 

@@ -26,6 +26,7 @@ from inflight_runtime.protocol import (
     InitGroupRequest,
     WeightUpdateRequest,
 )
+from inflight_runtime.refusals import problems
 
 logger = logging.getLogger(__name__)
 
@@ -247,11 +248,7 @@ async def _body(request: web.Request, model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate_json(await request.read())
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or 'body'}: {problem['msg']}"
-            for problem in error.errors()
-        )
-        raise ContractError(400, f"{request.method} {request.path}: {problems}") from error
+        raise ContractError(400, f"{request.method} {request.path}: {'; '.join(problems(error))}") from error
 
 
 async def _event(response: web.StreamResponse, body: dict[str, Any]) -> None:

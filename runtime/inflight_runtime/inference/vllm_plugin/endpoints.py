@@ -45,6 +45,7 @@ from inflight_runtime.protocol import (
     MemberBeat,
     WeightUpdateRequest,
 )
+from inflight_runtime.refusals import problems
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +201,7 @@ def _answer_errors(handler: Callable[[Request], Awaitable[Response]]) -> Callabl
         except ContractError as error:
             return error_response(error)
         except ValidationError as error:
-            return error_response(ContractError(400, f"{request.url.path}: {_first_problem(error)}"))
+            return error_response(ContractError(400, f"{request.url.path}: {problems(error)[0]}"))
         except VLLMClientError as error:
             return error_response(ContractError(400, str(error)))
         except GracefulHTTPError as error:
@@ -222,12 +223,6 @@ def _json(message: BaseModel) -> Response:
 
 def _probe(why_not: str) -> Response:
     return Response(f"{why_not or 'ok'}\n", status_code=503 if why_not else 200, media_type="text/plain")
-
-
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "body"
-    return f"{where}: {first['msg']}"
 
 
 async def _disconnected(request: Request) -> None:
