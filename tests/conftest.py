@@ -52,8 +52,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not left:
         return
     lines = [_describe(process) for process in left]
-    for process in left:
-        process.kill()
+    processes.kill(left)
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         reporter.section("processes left behind by tests", red=True)

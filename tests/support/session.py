@@ -13,13 +13,14 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import psutil
 
 MARK = "INFLIGHT_TEST_SESSION"
 KEEPER = "keeper.py"
 KEEPERS_END_S = 90.0
+KILLED_END_S = 30.0
 POLL_S = 0.05
 
 
@@ -31,6 +32,13 @@ def started(mark: str) -> Iterator[psutil.Process]:
                 continue
             if process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(process.cmdline()):
                 yield process
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL each of them; one that has gone meanwhile is no error."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def watch(mark: str) -> None:
@@ -57,10 +65,9 @@ def main() -> None:
     deadline = time.monotonic() + KEEPERS_END_S
     while any(map(is_keeper, started(mark))) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    while left := list(started(mark)):  # scanned anew each time: one that is ending may just have started another
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+    deadline = time.monotonic() + KILLED_END_S
+    while (left := list(started(mark))) and time.monotonic() < deadline:  # one that ends may just have started another
+        kill(left)
         time.sleep(POLL_S)
 
 
