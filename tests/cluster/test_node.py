@@ -137,7 +137,14 @@ def test_names_services_logs_and_exec(node: Node, namespace: str, image: Image, 
     kubectl("rollout", "status", "statefulset/web", "-n", namespace, "--timeout=60s", deadline_s=70)
 
     second = kubectl.get("pod/web-1", "-n", namespace)["status"]["podIP"]
-    assert client.python(RESOLVE, f"web-1.web.{namespace}.svc.cluster.local") == second
+    full = f"web-1.web.{namespace}.svc.cluster.local"
+
+    # The name server and the Service's rules hear of ready pods a moment after the StatefulSet does.
+    def known() -> bool:
+        return client.python(RESOLVE, full) == second and client.python(FETCH, "http://any-web") != ""
+
+    eventually("name and Service lead to the pods", lambda: resolved(known), 30)
+    assert client.python(RESOLVE, full) == second
     assert client.python(RESOLVE, "web-1.web") == second
     assert client.python(FETCH, "http://web-1.web:8080") == "web-1"
     # By the Service's own address, from a pod and from the machine.
